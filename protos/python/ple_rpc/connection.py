@@ -1,0 +1,156 @@
+"""One gRPC connection to the daemon, proven alive before it is used and never reused once it failed."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, cast
+
+import grpc
+
+from ple_rpc import errors
+from ple_rpc.table.v1 import table_pb2, table_service_pb2, table_service_pb2_grpc
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Reconnecting is the client's work: a channel of ours lives as long as one connection, and must not
+    # wait out the back-off that the process's shared pool remembers for the address.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.enable_retries", 0),
+    # A local socket: an HTTP proxy from the environment has no business in between.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class _Stub(Protocol):
+    """The calls of the generated stub, with types."""
+
+    def Describe(  # noqa: N802
+        self, request: table_service_pb2.DescribeRequest, timeout: float
+    ) -> table_service_pb2.DescribeResponse: ...
+    def Prefetch(  # noqa: N802
+        self, request: table_service_pb2.PrefetchRequest, timeout: float
+    ) -> table_service_pb2.PrefetchResponse: ...
+    def CancelPrefetch(  # noqa: N802
+        self, request: table_service_pb2.CancelPrefetchRequest, timeout: float
+    ) -> table_service_pb2.CancelPrefetchResponse: ...
+    def Lookup(  # noqa: N802
+        self, request: table_service_pb2.LookupRequest, timeout: float
+    ) -> table_service_pb2.LookupResponse: ...
+    def LookupStream(  # noqa: N802
+        self, requests: Iterable[table_service_pb2.LookupStreamRequest], timeout: float
+    ) -> Iterator[table_service_pb2.LookupStreamResponse]: ...
+    def Stats(  # noqa: N802
+        self, request: table_service_pb2.StatsRequest, timeout: float
+    ) -> table_service_pb2.StatsResponse: ...
+
+
+class Connection:
+    """Calls on one channel. Every call has a deadline and raises an exception of `errors`."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        stub: Any = table_service_pb2_grpc.TableServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = cast("_Stub", stub)
+        self._state = grpc.ChannelConnectivity.IDLE
+        self._channel.subscribe(self._on_state)
+
+    def _on_state(self, state: grpc.ChannelConnectivity) -> None:
+        self._state = state
+
+    @property
+    def established(self) -> bool:
+        """Whether the peer is connected now, so that a request sent now really is in flight."""
+        return self._state is grpc.ChannelConnectivity.READY
+
+    def describe(self, timeout_s: float) -> table_service_pb2.DescribeResponse:
+        try:
+            return self._stub.Describe(table_service_pb2.DescribeRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from error
+
+    def prefetch(self, request: table_service_pb2.PrefetchRequest, timeout_s: float) -> bool:
+        try:
+            return self._stub.Prefetch(request, timeout=timeout_s).accepted
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from error
+
+    def cancel_prefetch(self, request: table_service_pb2.CancelPrefetchRequest, timeout_s: float) -> bool:
+        try:
+            return self._stub.CancelPrefetch(request, timeout=timeout_s).cancelled
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from error
+
+    def lookup(self, request: table_service_pb2.LookupRequest, timeout_s: float) -> bytes:
+        try:
+            return self._stub.Lookup(request, timeout=timeout_s).rows
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from error
+
+    def lookup_stream(self, requests: list[table_service_pb2.LookupRequest], timeout_s: float) -> bytes:
+        """Rows of several lookups, concatenated in order."""
+        numbered = (
+            table_service_pb2.LookupStreamRequest(lookup_id=i, lookup=request)
+            for i, request in enumerate(requests)
+        )
+        try:
+            answers = list(self._stub.LookupStream(numbered, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from error
+        if sum(answer.last for answer in answers) != len(requests):
+            raise errors.TableUnavailable("the daemon ended a lookup stream early")
+        return b"".join(answer.rows for answer in answers)
+
+    def stats(self, timeout_s: float) -> table_service_pb2.StatsResponse:
+        try:
+            return self._stub.Stats(table_service_pb2.StatsRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from error
+
+    def close(self) -> None:
+        self._channel.unsubscribe(self._on_state)
+        self._channel.close()
+
+
+def open_connection(
+    address: str, expected_fingerprint: bytes | None, timeout_s: float
+) -> tuple[Connection, table_service_pb2.DescribeResponse]:
+    """A connection whose peer answered Describe with the expected table.
+
+    Raises TableUnavailable when nobody answers in `timeout_s`, TableChanged for another table and
+    BadRequest for a daemon that speaks another version of the protocol.
+    """
+    connection = Connection(address)
+    try:
+        described = connection.describe(timeout_s)
+        _check(described, expected_fingerprint, address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection, described
+
+
+def _check(
+    described: table_service_pb2.DescribeResponse, expected_fingerprint: bytes | None, address: str
+) -> None:
+    if described.protocol_version != PROTOCOL_VERSION:
+        raise errors.BadRequest(
+            f"the daemon at {address} speaks protocol {described.protocol_version}, this client "
+            f"{PROTOCOL_VERSION}: run the same release on both sides"
+        )
+    if described.table.row_type == table_pb2.ROW_TYPE_UNSPECIFIED:
+        raise errors.BadRequest(f"the daemon at {address} serves a row type that this client does not know")
+    if expected_fingerprint not in (None, described.fingerprint):
+        raise errors.TableChanged(
+            f"the daemon at {address} now serves another table (fingerprint "
+            f"{described.fingerprint.hex()[:16]}, expected {expected_fingerprint.hex()[:16]}): "
+            "restart inference to use it"
+        )
+
+
+def remaining_s(deadline: float) -> float:
+    """Seconds until a time of the monotonic clock, never negative."""
+    return max(0.0, deadline - time.monotonic())
