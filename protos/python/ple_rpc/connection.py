@@ -55,16 +55,16 @@ class Connection:
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         stub: Any = table_service_pb2_grpc.TableServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._stub = cast("_Stub", stub)
-        self._state = grpc.ChannelConnectivity.IDLE
+        self._was_ready = False
+        self.lost = False
+        """Whether the peer was connected and no longer is."""
         self._channel.subscribe(self._on_state)
 
     def _on_state(self, state: grpc.ChannelConnectivity) -> None:
-        self._state = state
-
-    @property
-    def established(self) -> bool:
-        """Whether the peer is connected now, so that a request sent now really is in flight."""
-        return self._state is grpc.ChannelConnectivity.READY
+        if state is grpc.ChannelConnectivity.READY:
+            self._was_ready = True
+        elif self._was_ready:
+            self.lost = True
 
     def describe(self, timeout_s: float) -> table_service_pb2.DescribeResponse:
         try:

@@ -12,7 +12,7 @@ MAX_SOCKET_PATH_BYTES = 107
 
 
 def run_directory(environ: Mapping[str, str], anchor: Path) -> Path:
-    """The run directory of the checkout at `anchor`: short however deep the checkout lies, one per checkout."""
+    """The run directory of the checkout at `anchor`, short however deep the checkout lies."""
     digest = hashlib.sha256(str(anchor.resolve()).encode()).hexdigest()[:8]
     base = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(base) / f"triplex-{digest}"
