@@ -219,10 +219,9 @@ class TableClient:
         attempt_s = options.hang_check_s
         backoff = _Backoff(options)
         while True:
-            in_flight, connection = False, None
+            connection = None
             try:
                 connection = self._connect(deadline)
-                in_flight = not connection.lost
                 return self._send(connection, requests, expected_bytes, min(attempt_s, remaining_s(deadline)))
             except TableUnavailable as error:
                 self._recorder.wait_began()
@@ -232,14 +231,14 @@ class TableClient:
                     raise TableUnavailable(
                         f"no rows from {self.address} in {options.lookup_deadline_s:g} s ({error})"
                     ) from error
-                if in_flight:
+                if error.sent and connection is not None:
                     self._recorder.add(lookups_repeated=1)
                 if connection is not None and self._answers(connection):
-                    # A slow peer, not a dead one: what it has read so far stays in its page cache.
+                    # A slow or draining peer, not a dead one: what it has read so far stays cached.
                     attempt_s *= 2
-                    continue
-                attempt_s = options.hang_check_s
-                self._drop(connection)
+                else:
+                    attempt_s = options.hang_check_s
+                    self._drop(connection)
                 self._pause(backoff, deadline)
 
     def _send(
@@ -260,8 +259,6 @@ class TableClient:
 
     def _answers(self, connection: Connection) -> bool:
         """Whether the peer of a lookup that failed still answers Describe."""
-        if connection.lost:
-            return False
         try:
             connection.describe(min(self._options.call_deadline_s, self._options.hang_check_s))
         except (TableError, ValueError):
@@ -273,11 +270,8 @@ class TableClient:
         with self._lock:
             if self._closed.is_set():
                 raise TableUnavailable("the client is closed")
-            if self._live is not None and not self._live.lost:
-                return self._live
             if self._live is not None:
-                self._live.close()
-                self._live = None
+                return self._live
             fingerprint = None if self._described is None else self._described.fingerprint
             timeout_s = min(self._options.call_deadline_s, remaining_s(deadline))
             self._live, described = open_connection(self.address, fingerprint, timeout_s)

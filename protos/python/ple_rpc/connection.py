@@ -55,16 +55,6 @@ class Connection:
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         stub: Any = table_service_pb2_grpc.TableServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._stub = cast("_Stub", stub)
-        self._was_ready = False
-        self.lost = False
-        """Whether the peer was connected and no longer is."""
-        self._channel.subscribe(self._on_state)
-
-    def _on_state(self, state: grpc.ChannelConnectivity) -> None:
-        if state is grpc.ChannelConnectivity.READY:
-            self._was_ready = True
-        elif self._was_ready:
-            self.lost = True
 
     def describe(self, timeout_s: float) -> table_service_pb2.DescribeResponse:
         try:
@@ -111,7 +101,6 @@ class Connection:
             raise errors.from_rpc_error(error) from error
 
     def close(self) -> None:
-        self._channel.unsubscribe(self._on_state)
         self._channel.close()
 
 

@@ -14,6 +14,11 @@ class TableError(Exception):
 class TableUnavailable(TableError):
     """The daemon is starting, draining, gone, or does not answer. The only error worth a retry."""
 
+    def __init__(self, message: str, *, sent: bool = False) -> None:
+        super().__init__(message)
+        self.sent = sent
+        """Whether the request had reached a daemon, so that a retry is a repetition."""
+
 
 class TableChanged(TableError):
     """The table is not the one that the caller expects, or it changed under the daemon."""
@@ -76,5 +81,7 @@ def from_rpc_error(error: grpc.RpcError) -> TableError:
     code, details = error.code(), error.details() or "no details"
     exception = EXCEPTION_OF_CODE.get(code, TableUnavailable)
     if exception is TableUnavailable:
-        return TableUnavailable(f"{code.name.lower()}: {details}")
+        # gRPC says in words alone whether a call failed before it left.
+        sent = not details.startswith("failed to connect")
+        return TableUnavailable(f"{code.name.lower()}: {details}", sent=sent)
     return exception(details)

@@ -16,7 +16,7 @@ class ClientStats:
     lookups_in_flight: int = 0
     """Lookups that wait for an answer now."""
     lookups_repeated: int = 0
-    """Times a lookup that the daemon was working on had to be sent again."""
+    """Times a lookup that had reached a daemon had to be sent again: it died, hung or drained."""
     lookups_failed: int = 0
     """Lookups that ended in an exception."""
     reconnects: int = 0

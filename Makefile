@@ -1,0 +1,104 @@
+# `make run` and `make test` are all that a newcomer needs; `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+# PYTHON=python3.12            which interpreter makes the environment (3.11 to 3.13)
+# TORCH_INDEX=URL              another index for torch, e.g. PyTorch's own one of CPU builds
+# MODEL=DIR TABLE=FILE         what `make run` serves instead of the tiny model
+# ADDRESS=127.0.0.1:8000       where the gateway listens
+PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(3.11 <= float("%d.%d" % sys.version_info[:2]) <= 3.13)' 2>/dev/null | grep True),$(p))))
+TORCH_INDEX ?=
+MODEL ?= var/models/triplex-tiny
+TABLE ?=
+ADDRESS ?= 127.0.0.1:8000
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROJECTS := protos services/ple_daemon services/inference services/gateway
+READY := $(VENV)/ready
+PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
+
+.PHONY: help setup run serve test check format protos protos-check bench lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(READY) ## make the virtual environment
+
+$(READY): constraints/cpu.txt pyproject.toml $(PROJECTS:%=%/pyproject.toml)
+	@if [ -z "$(PYTHON)" ]; then
+	  echo "make: no Python 3.11, 3.12 or 3.13 found: install one (Debian: apt-get install python3 python3-venv) or name it with PYTHON=..." >&2; exit 1
+	fi
+	if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then
+	  echo "make: $(PYTHON) has no venv module: install it (Debian: apt-get install python3-venv)" >&2; exit 1
+	fi
+	rm -f $(READY)
+	$(PYTHON) -m venv $(VENV)
+	echo "make: installing the locked dependencies into $(VENV) (a few minutes the first time)"
+	pip="$(BIN)/python -m pip --disable-pip-version-check"
+	$$pip install --quiet 'pip==26.3'
+	if [ -n "$(TORCH_INDEX)" ]; then $$pip install --quiet --index-url '$(TORCH_INDEX)' 'torch==2.13.0'; fi
+	$$pip install --quiet --progress-bar off -c constraints/cpu.txt --group dev \
+	  -e protos -e services/ple_daemon -e 'services/inference[reference]' -e services/gateway
+	touch $(READY)
+
+var/models/triplex-tiny/config.json: $(READY)
+	@$(BIN)/python -m ple_inference tiny var/models/triplex-tiny
+
+# The tiny model is made only when nothing else was asked for.
+run: $(READY) $(if $(filter var/models/triplex-tiny,$(MODEL)),var/models/triplex-tiny/config.json) ## start the three services and chat
+	@exec $(BIN)/python deploy/local/run.py --model '$(MODEL)' $(if $(TABLE),--table '$(TABLE)') --gateway-address '$(ADDRESS)'
+
+serve: run ## the same as run
+
+test: $(READY) ## all that CI tests without root: checks, then tests
+	@$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest
+
+check: $(READY) ## lint, types, import borders, generated code; never edits
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory protos-check
+
+format: $(READY) ## what check would complain of and a tool can mend
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The oldest generator that vLLM's protobuf bounds admit; its code runs under every newer runtime.
+var/protos-venv/ready: constraints/protos.txt | $(READY)
+	@$(BIN)/python -m venv var/protos-venv
+	var/protos-venv/bin/python -m pip --disable-pip-version-check install --quiet -r constraints/protos.txt
+	touch $@
+
+define generate_protos
+var/protos-venv/bin/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
+endef
+
+protos: var/protos-venv/ready ## regenerate the gRPC code
+	@$(call generate_protos,protos/python)
+
+protos-check: var/protos-venv/ready ## fail when the committed gRPC code is not what protos/ gives
+	@rm -rf var/protos-check && mkdir -p var/protos-check
+	$(call generate_protos,var/protos-check)
+	diff -r -x __pycache__ var/protos-check/ple_rpc/table/v1 protos/python/ple_rpc/table/v1 || { echo "make: the generated code is stale: run 'make protos' and commit" >&2; exit 1; }
+
+bench: $(READY) var/models/triplex-tiny/config.json ## print the ratios that the docs quote
+	@$(BIN)/python bench/daemon_bench.py
+	$(BIN)/python bench/gateway_bench.py
+
+lock: ## write constraints/cpu.txt anew from the newest versions that the projects admit
+	@$(PYTHON) -m venv --clear var/lock-venv
+	pip="var/lock-venv/bin/python -m pip --disable-pip-version-check"
+	$$pip install --quiet 'pip==26.3'
+	$$pip install --quiet --group dev -e protos -e services/ple_daemon -e 'services/inference[reference]' -e services/gateway
+	{ sed -n '/^#/p' constraints/cpu.txt; $$pip freeze --exclude-editable | sed 's/+cpu$$//'; } > var/cpu.txt
+	mv var/cpu.txt constraints/cpu.txt
+
+clean: ## remove the environment and all data made here
+	@rm -rf $(VENV) var

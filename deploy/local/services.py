@@ -1,0 +1,47 @@
+"""The three services as the supervisor sees them: a name, an address, a health endpoint."""
+
+import http.client
+import json
+from dataclasses import dataclass
+
+ADDRESSES = {
+    "gateway": "127.0.0.1:8000",
+    "inference": "127.0.0.1:8100",
+    "daemon": "127.0.0.1:8200",
+}
+
+
+@dataclass(frozen=True)
+class Health:
+    """One answer of `/readyz`."""
+
+    ready: bool
+    state: str
+    reasons: tuple[str, ...]
+
+
+UNREACHABLE = Health(ready=False, state="unreachable", reasons=())
+
+
+@dataclass(frozen=True)
+class Service:
+    name: str
+    address: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def health(self, timeout_s: float = 1.0) -> Health:
+        """Ask `/readyz`; a service that does not answer in time is unreachable, not an error."""
+        connection = http.client.HTTPConnection(self.address, timeout=timeout_s)
+        try:
+            connection.request("GET", "/readyz")
+            response = connection.getresponse()
+            body = json.loads(response.read())
+            reasons = tuple(str(reason) for reason in body.get("reasons", ()))
+            return Health(response.status == 200, str(body.get("state", "unknown")), reasons)
+        except (OSError, http.client.HTTPException, ValueError, AttributeError):
+            return UNREACHABLE
+        finally:
+            connection.close()
