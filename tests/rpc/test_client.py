@@ -219,8 +219,9 @@ def test_prefetch_reaches_the_daemon_and_never_blocks(daemon):
     with TableClient(daemon.address, FAST) as client:
         client.wait_ready(5)
         client.prefetch("a", [1, 2, 3], [9])
+        wait_for(lambda: client.stats.prefetches_sent == 1, "hint")
         client.cancel_prefetch("a")
-        wait_for(lambda: client.stats.prefetches_sent + len(daemon.table.hints) >= 1, "hint")
+        wait_for(lambda: len(daemon.table.hints) == 2, "cancellation")
         daemon.stop()
         for i in range(200):
             client.prefetch(f"r{i}", range(1000))
