@@ -1,0 +1,1 @@
+"""Makes `triplex-tiny`: a random Qwen4Exp checkpoint, small enough for a laptop's CPU."""

@@ -1,0 +1,34 @@
+"""The file that says a tiny checkpoint is whole, and what it was made with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from ple_inference.tiny.config import TinyOptions
+
+_NAME = "triplex-tiny.json"
+# Raised when the same options would give other bytes.
+_FORMAT = 1
+
+
+def is_complete(out: Path, options: TinyOptions) -> bool:
+    """Whether `out` is a checkpoint made with these options, every file as long as it was written."""
+    try:
+        stamp = json.loads((out / _NAME).read_text())
+        sizes = {name: (out / name).stat().st_size for name in stamp["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(stamp == _content(options, sizes))
+
+
+def write_stamp(folder: Path, options: TinyOptions) -> None:
+    """Write last: the stamp lists every file that is there."""
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    (folder / _NAME).write_text(json.dumps(_content(options, sizes), indent=1) + "\n")
+
+
+def _content(options: TinyOptions, sizes: dict[str, int]) -> dict[str, Any]:
+    return {"format": _FORMAT, "options": dataclasses.asdict(options), "files": dict(sorted(sizes.items()))}
