@@ -1,0 +1,121 @@
+"""The application: which path is answered by what, and what starts and stops with it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ple_gateway.auth import ApiKeyMiddleware
+from ple_gateway.body import BodyReader
+from ple_gateway.engine import Engine
+from ple_gateway.errors import GatewayError
+from ple_gateway.exchange import ExchangeMiddleware
+from ple_gateway.gate import Gate
+from ple_gateway.generation import Generation
+from ple_gateway.health import Health
+from ple_gateway.metrics import Metrics
+from ple_gateway.models import ModelCatalogue
+from ple_gateway.preparation import Preparation
+from ple_gateway.settings import Settings
+from ple_gateway.stages import StageClocks
+from ple_gateway.tokenization import Tokenization
+
+
+class Gateway:
+    """Everything that lives as long as the application."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.clocks = StageClocks(settings.total_timeout_s)
+        self.engine = Engine(settings, self.metrics)
+        self.models = ModelCatalogue(self.engine)
+        self.health = Health(self.engine, self.metrics, self.models.refresh, settings.probe_interval_s)
+        self.gate = Gate(settings, self.metrics)
+        self.bodies = BodyReader(settings)
+        self.preparation = Preparation(self.models)
+
+    @asynccontextmanager
+    async def running(self, _app: FastAPI) -> AsyncIterator[None]:
+        """Probe the engine while the application runs; close what was opened when it stops."""
+        probe = asyncio.create_task(self.health.watch())
+        try:
+            yield
+        finally:
+            probe.cancel()
+            with suppress(asyncio.CancelledError):
+                await probe
+            await self.engine.aclose()
+
+    async def drain(self) -> None:
+        """Report `stopping`, let running requests go on for `drain_timeout_s`, then end them in order."""
+        self.health.stop()
+        await asyncio.sleep(self.settings.drain_timeout_s)
+        self.clocks.expire_all()
+
+    async def show_metrics(self, _request: Request) -> Response:
+        """GET /metrics."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Build the gateway. `app.state.gateway` is the Gateway, for the server that drains it."""
+    gateway = Gateway(settings)
+    endpoints = _endpoints(gateway)
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=gateway.running,
+        exception_handlers={HTTPException: _routing_error},
+        middleware=[
+            Middleware(ExchangeMiddleware, metrics=gateway.metrics, routes=[*endpoints]),
+            Middleware(ApiKeyMiddleware, keys=settings.keys(), metrics_need_key=settings.metrics_need_key()),
+        ],
+    )
+    for path, (method, endpoint) in endpoints.items():
+        app.add_route(path, endpoint, methods=[method])
+    app.state.gateway = gateway
+    return app
+
+
+def _endpoints(gateway: Gateway) -> dict[str, tuple[str, Any]]:
+    """List all that is served: nothing else reaches the engine."""
+    generation = Generation(
+        gateway.settings,
+        gateway.bodies,
+        gateway.preparation,
+        gateway.gate,
+        gateway.engine,
+        gateway.clocks,
+        gateway.metrics,
+    )
+    tokenization = Tokenization(
+        gateway.bodies, gateway.preparation, gateway.gate, gateway.engine, gateway.clocks
+    )
+    return {
+        "/v1/chat/completions": ("POST", generation),
+        "/v1/completions": ("POST", generation),
+        "/v1/models": ("GET", gateway.models.list_models),
+        "/v1/models/{model:path}": ("GET", gateway.models.get_model),
+        "/tokenize": ("POST", tokenization),
+        "/livez": ("GET", gateway.health.livez),
+        "/readyz": ("GET", gateway.health.readyz),
+        "/health": ("GET", gateway.health.readyz),
+        "/metrics": ("GET", gateway.show_metrics),
+    }
+
+
+async def _routing_error(_request: Request, exc: Exception) -> Response:
+    """Turn the router's 404 and 405 into ours."""
+    assert isinstance(exc, HTTPException)
+    texts = {404: "There is nothing at this path.", 405: "This path does not take this method."}
+    raise GatewayError(exc.status_code, texts.get(exc.status_code, exc.detail), headers=exc.headers) from exc

@@ -1,0 +1,53 @@
+"""API keys: who may use the gateway."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ple_gateway.errors import GatewayError
+
+_OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+
+
+class ApiKeyMiddleware:
+    """Refuse requests without a known key, before anything of their body is read.
+
+    With no keys every request passes: settings allow that on a loopback address only.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], *, metrics_need_key: bool) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+        self._open_paths = _OPEN_PATHS if metrics_need_key else _OPEN_PATHS | {"/metrics"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._digests or scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        key = _bearer(Headers(scope=scope))
+        if key is None:
+            raise _refused("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")
+        if not self._known(key):
+            raise _refused("Incorrect API key provided.")
+        await self._app(scope, receive, send)
+
+    def _known(self, key: str) -> bool:
+        # Digests have one length and all are compared, so that timing tells neither length nor position.
+        digest = _digest(key)
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _bearer(headers: Headers) -> str | None:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+
+
+def _refused(message: str) -> GatewayError:
+    return GatewayError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -1,0 +1,167 @@
+"""`POST /v1/chat/completions` and `/v1/completions`: the whole life of a request."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ple_gateway import sse
+from ple_gateway.answers import checked_answer
+from ple_gateway.body import BodyReader, ClientLeftError
+from ple_gateway.chunks import ChunkRelay
+from ple_gateway.disconnect import until_disconnect
+from ple_gateway.engine import Engine
+from ple_gateway.errors import GatewayError, backend_lost
+from ple_gateway.exchange import Exchange, exchange_of
+from ple_gateway.gate import Gate
+from ple_gateway.metrics import Metrics
+from ple_gateway.preparation import Job, Preparation
+from ple_gateway.relay import EventStream, serve_events
+from ple_gateway.settings import Settings
+from ple_gateway.stages import StageClock, StageClocks
+
+_END_TIMEOUT_S = 0.2
+_WORTH_A_RETRY = {"empty_answer", "schema_violation"}
+
+
+class Generation:
+    """An ASGI endpoint. One coroutine holds all that a request occupies, so that its end frees everything."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        bodies: BodyReader,
+        preparation: Preparation,
+        gate: Gate,
+        engine: Engine,
+        clocks: StageClocks,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._bodies = bodies
+        self._preparation = preparation
+        self._gate = gate
+        self._engine = engine
+        self._clocks = clocks
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = exchange_of(scope)
+        try:
+            with self._gate.ticket(), self._bodies.holding() as held:
+                request = await self._bodies.read_object(held, scope, receive)
+                exchange.stage = "preparation"
+                work = self._serve(scope, request, receive, send, exchange)
+                await until_disconnect(receive, work)
+        except ClientLeftError:
+            exchange.outcome = "client_left"
+            self._metrics.disconnects.labels(exchange.stage).inc()
+
+    async def _serve(
+        self, scope: Scope, request: dict[str, Any], receive: Receive, send: Send, exchange: Exchange
+    ) -> None:
+        job = await self._preparation.prepare(scope["path"], request)
+        if job.streamed:
+            await self._stream(job, send, exchange)
+        else:
+            response = await self._answer(job, exchange)
+            await response(scope, receive, send)
+
+    async def _stream(self, job: Job, send: Send, exchange: Exchange) -> None:
+        stream = EventStream(send, self._metrics)
+        async with stream.kept_alive(self._settings.commit_delay_s, self._settings.keepalive_interval_s):
+            error = await serve_events(stream, self._relay(job, stream, exchange))
+        if error:
+            exchange.outcome = "stream_failed"
+            self._note_rejection(error)
+
+    async def _relay(self, job: Job, stream: EventStream, exchange: Exchange) -> None:
+        exchange.stage = "queue"
+        async with self._clocks.running(exchange) as clock, self._gate.place():
+            clock.enter("headers", self._settings.headers_timeout_s)
+            async with self._engine.stream(job.call, exchange) as raw:
+                await stream.open()
+                clock.enter("first_token", self._settings.first_token_timeout_s + job.prefill_s)
+                chunks = ChunkRelay(
+                    expected_choices=job.choices,
+                    include_usage=job.include_usage,
+                    schema=job.schema,
+                    may_be_empty=job.may_be_empty,
+                )
+                try:
+                    await self._relay_events(raw, chunks, stream, clock, exchange)
+                except sse.EventTooLargeError as exc:
+                    raise backend_lost("The engine sent an event that is too large.") from exc
+                await _read_to_end(raw)
+        self._count_tokens(chunks.usage)
+
+    async def _relay_events(
+        self,
+        raw: AsyncIterator[bytes],
+        chunks: ChunkRelay,
+        stream: EventStream,
+        clock: StageClock,
+        exchange: Exchange,
+    ) -> None:
+        last_s = exchange.started_s
+        async for data in sse.split_events(raw, self._settings.max_event_bytes):
+            if data == sse.DONE:
+                chunks.check_complete()
+                return
+            rewritten = await chunks.rewrite(data)
+            if rewritten is not None:
+                await stream.event(rewritten)
+            now_s = time.monotonic()
+            if exchange.first_token_s is None:
+                exchange.first_token_s = now_s - exchange.started_s
+                self._metrics.first_token.observe(exchange.first_token_s)
+            else:
+                self._metrics.between_tokens.observe(now_s - last_s)
+            last_s = now_s
+            clock.enter("between_tokens", self._settings.between_tokens_timeout_s)
+        raise backend_lost("The engine ended the stream before the answer was complete.")
+
+    async def _answer(self, job: Job, exchange: Exchange) -> Response:
+        exchange.stage = "queue"
+        async with self._clocks.running(exchange) as clock, self._gate.place():
+            clock.enter("answer", self._settings.total_timeout_s)
+            try:
+                answer = await self._ask(job, exchange)
+            except GatewayError as error:
+                if error.code not in _WORTH_A_RETRY:
+                    raise
+                self._metrics.semantic_retries.inc()
+                answer = await self._ask(job, exchange)
+        self._count_tokens(answer.get("usage"))
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def _ask(self, job: Job, exchange: Exchange) -> dict[str, Any]:
+        body = await self._engine.post(job.call, exchange)
+        try:
+            return await checked_answer(body, job.schema, may_be_empty=job.may_be_empty)
+        except GatewayError as error:
+            self._note_rejection(error)
+            raise
+
+    def _note_rejection(self, error: GatewayError) -> None:
+        if error.code in _WORTH_A_RETRY:
+            self._metrics.answers_rejected.labels(error.code).inc()
+
+    def _count_tokens(self, usage: dict[str, Any] | None) -> None:
+        for kind in ("prompt", "completion"):
+            count = (usage or {}).get(f"{kind}_tokens")
+            if isinstance(count, int) and count > 0:
+                self._metrics.tokens.labels(kind).inc(count)
+
+
+async def _read_to_end(raw: AsyncIterator[bytes]) -> None:
+    """Let the engine finish its response, so that the connection can be used again; but do not wait long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_END_TIMEOUT_S):
+            async for _ in raw:
+                pass

@@ -1,0 +1,159 @@
+"""Everything an operator can set, from `PLE_GATEWAY_*` variables and the command line."""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "PLE_GATEWAY_"
+MIB = 2**20
+
+# Names that Docker links and Kubernetes put into every container; none of our settings is named so.
+_INJECTED = re.compile(r"_PORT$|_PORT_|_SERVICE_")
+
+
+class SettingsError(Exception):
+    """A setting is unknown or has a value that cannot work; the text is one clear line."""
+
+
+class Settings(BaseSettings):
+    """The gateway's settings. Immutable; bytes, seconds and pixels are in the names."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    http_address: str = "127.0.0.1:8000"
+    engine_url: str = "http://127.0.0.1:8100"
+    engine_api_key: SecretStr | None = None
+    api_keys: SecretStr | None = None
+    api_keys_file: Path | None = None
+    metrics_key: Literal["auto", "always", "never"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    max_body_bytes: int = Field(64 * MIB, gt=0)
+    max_bodies_bytes: int = Field(512 * MIB, gt=0)
+    max_json_depth: int = Field(64, gt=0)
+    max_in_flight: int = Field(128, gt=0)
+    max_queued: int = Field(128, ge=0)
+    max_answer_bytes: int = Field(64 * MIB, gt=0)
+    max_event_bytes: int = Field(64 * MIB, gt=0)
+    max_choices: int = Field(128, gt=0)
+
+    body_read_timeout_s: float = Field(30, gt=0)
+    queue_timeout_s: float = Field(600, gt=0)
+    connect_timeout_s: float = Field(3, gt=0)
+    headers_timeout_s: float = Field(60, gt=0)
+    first_token_timeout_s: float = Field(600, gt=0)
+    between_tokens_timeout_s: float = Field(120, gt=0)
+    total_timeout_s: float = Field(3600, gt=0)
+    commit_delay_s: float = Field(0.8, gt=0)
+    keepalive_interval_s: float = Field(5, ge=0, description="0 sends no comments")
+    probe_interval_s: float = Field(2, gt=0)
+    drain_timeout_s: float = Field(30, ge=0)
+
+    max_images: int = Field(4, ge=0)
+    max_image_bytes: int = Field(20 * MIB, gt=0)
+    max_images_bytes: int = Field(40 * MIB, gt=0)
+    image_max_source_px: int = Field(64_000_000, gt=0)
+    image_max_side_px: int = Field(30_000, gt=0)
+    image_max_px: int = Field(2_097_152, ge=1024)
+    image_workers: int = Field(2, gt=0)
+    image_worker_jobs: int = Field(200, gt=0, description="pictures after which a worker is replaced")
+    image_worker_memory_bytes: int = Field(2048 * MIB, gt=0)
+    image_timeout_s: float = Field(10, gt=0)
+    image_cache_bytes: int = Field(256 * MIB, ge=0)
+    image_errors: Literal["strict", "degrade_history"] = "degrade_history"
+
+    max_schema_bytes: int = Field(512 * 1024, gt=0)
+    max_schema_depth: int = Field(64, gt=0)
+    max_schema_enum_values: int = Field(20_000, gt=0)
+    max_schema_branches: int = Field(10_000, gt=0)
+
+    @field_validator("http_address")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @field_validator("engine_url")
+    @classmethod
+    def _http_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"{value!r} is no http(s) URL such as http://127.0.0.1:8100")
+        _ = parts.port  # urlsplit checks the port's range only when it is asked for
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _keys_where_strangers_can_reach(self) -> "Settings":
+        if not self.keys() and not self.is_loopback:
+            raise ValueError(
+                f"{self.http_address} can be reached from other machines and no API key is set; "
+                f"set {PREFIX}API_KEYS or {PREFIX}API_KEYS_FILE, or listen on 127.0.0.1"
+            )
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach `http_address`."""
+        host, _ = split_address(self.http_address)
+        if host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def keys(self) -> tuple[str, ...]:
+        """API keys that clients may use: the list's and the file's, one a line or comma separated."""
+        text = self.api_keys.get_secret_value() if self.api_keys else ""
+        if self.api_keys_file:
+            try:
+                text += "\n" + self.api_keys_file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as exc:
+                raise ValueError(f"api_keys_file {self.api_keys_file} cannot be read: {exc}") from exc
+        keys = tuple(key.strip() for key in re.split(r"[,\n]", text) if key.strip())
+        if not keys and (self.api_keys or self.api_keys_file):
+            raise ValueError("API keys are set but hold no key; give at least one or unset them")
+        return keys
+
+    def metrics_need_key(self) -> bool:
+        """Whether `/metrics` asks for an API key."""
+        return self.metrics_key == "always" or (self.metrics_key == "auto" and not self.is_loopback)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split "host:port" or "[v6]:port"; ValueError with one clear sentence."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address!r} is no address such as 127.0.0.1:8000")
+    return host, int(port)
+
+
+def load_settings(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    """Read the settings; `overrides` (from the command line) win. Raises SettingsError."""
+    _refuse_unknown(environ)
+    try:
+        return Settings(**overrides)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        variable = f" (set by {PREFIX}{name.upper()} or its flag)" if name else ""
+        raise SettingsError(f"{name + ': ' if name else ''}{message}{variable}") from exc
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for name in sorted(environ):
+        if (
+            name.upper().startswith(PREFIX)
+            and name.upper() not in known
+            and not _INJECTED.search(name.upper())
+        ):
+            raise SettingsError(f"unknown setting {name}; known are {', '.join(sorted(known))}")
