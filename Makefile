@@ -92,13 +92,10 @@ bench: $(READY) var/models/triplex-tiny/config.json ## print the ratios that the
 	@$(BIN)/python bench/daemon_bench.py
 	$(BIN)/python bench/gateway_bench.py
 
-lock: ## write constraints/cpu.txt anew from the newest versions that the projects admit
-	@$(PYTHON) -m venv --clear var/lock-venv
-	pip="var/lock-venv/bin/python -m pip --disable-pip-version-check"
-	$$pip install --quiet 'pip==26.3'
-	$$pip install --quiet --group dev -e protos -e services/ple_daemon -e 'services/inference[reference]' -e services/gateway
-	{ sed -n '/^#/p' constraints/cpu.txt; $$pip freeze --exclude-editable | sed 's/+cpu$$//'; } > var/cpu.txt
-	mv var/cpu.txt constraints/cpu.txt
+lock: $(READY) ## write both constraints files anew from the newest versions that the projects admit
+	@$(BIN)/python -m venv --clear var/lock-venv
+	var/lock-venv/bin/python -m pip --disable-pip-version-check install --quiet 'uv==0.13.9'
+	var/lock-venv/bin/python constraints/lock.py
 
 clean: ## remove the environment and all data made here
 	@rm -rf $(VENV) var
