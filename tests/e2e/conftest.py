@@ -1,0 +1,190 @@
+"""The whole of Triplex, started as `make run` starts it, on ports and folders of its own."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+KEY = "sk-end-to-end"
+MODEL = "triplex-tiny"
+
+
+def wait_for(look: Callable[[], object], what: str, deadline_s: float = 60.0, poll_s: float = 0.02) -> object:
+    """The first true value of `look`; fails at the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"no {what} within {deadline_s} s"
+        time.sleep(poll_s)
+    return found
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def get(url: str) -> tuple[int, str]:
+    """Status and body of a plain GET, whatever the status."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {KEY}"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def metric(url: str, name: str) -> float:
+    """The value of one unlabelled sample of `/metrics`."""
+    found = re.search(rf"^{name} (\S+)$", get(f"{url}/metrics")[1], re.MULTILINE)
+    assert found, f"{url}/metrics has no {name}"
+    return float(found.group(1))
+
+
+class Stack:
+    """One `deploy/local/run.py` and what it started."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        gateway, inference, daemon = free_addresses(3)
+        self.gateway, self.inference, self.daemon = (f"http://{a}" for a in (gateway, inference, daemon))
+        self.run_dir = folder / "run"
+        self.log_dir = folder / "log"
+        self.command = [
+            *(sys.executable, str(CHECKOUT / "deploy/local/run.py"), "--model", str(model)),
+            *("--gateway-address", gateway, "--inference-address", inference),
+            *("--daemon-address", daemon, "--run-dir", str(self.run_dir), "--log-dir", str(self.log_dir)),
+        ]
+        self.lines: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self.command,
+            env=os.environ | {"PLE_GATEWAY_API_KEYS": KEY},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+        wait_for(lambda: self._welcomed() or self._process.poll() is not None, "welcome", 150)
+        assert self._welcomed(), "\n".join([*self.lines, *self._logs()])
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        for line in process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def _welcomed(self) -> bool:
+        return any("Triplex answers at" in line for line in self.lines)
+
+    def _logs(self) -> list[str]:
+        return [f"{path.name}: {path.read_text()[-2000:]}" for path in self.log_dir.glob("*.log")]
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """What Ctrl-C does; the exit status."""
+        self._process.send_signal(number)
+        status = self._process.wait(120)
+        self._reader.join(10)
+        self._process.stdout.close()
+        return status
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def service(self, name: str) -> psutil.Process:
+        """The process of ple_daemon, ple_inference or ple_gateway."""
+        return wait_for(lambda: self._find(name), f"process of {name}")
+
+    def _find(self, name: str) -> psutil.Process | None:
+        for process in self.processes():
+            try:
+                if process.cmdline()[1:4] == ["-m", name, "serve"]:
+                    return process
+            except psutil.NoSuchProcess:
+                continue
+        return None
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that lives by this run, supervisord included: they all know its run directory."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("TRIPLEX_RUN_DIR") == str(self.run_dir):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return found
+
+    def client(self, **options) -> openai.OpenAI:
+        options = {"api_key": KEY, "max_retries": 0, "timeout": 120} | options
+        return openai.OpenAI(base_url=f"{self.gateway}/v1", **options)
+
+    def wait_ready(self, url: str, deadline_s: float = 90.0) -> dict:
+        def ready() -> dict | None:
+            try:
+                status, body = get(f"{url}/readyz")
+            except OSError:
+                return None
+            return json.loads(body) if status == 200 else None
+
+        return wait_for(ready, f"readiness of {url}", deadline_s, 0.1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """The model of `make run`, under a path as deep as a user's may be."""
+    deep = tmp_path_factory.mktemp("e2e").joinpath(*["a-folder-with-a-rather-long-name"] * 6)
+    deep.mkdir(parents=True)
+    command = [sys.executable, "-m", "ple_inference", "tiny", str(deep / MODEL)]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    return deep / MODEL
+
+
+@pytest.fixture(scope="session")
+def shared_stack(checkpoint, tmp_path_factory) -> Iterator[Stack]:
+    stack = Stack(checkpoint, tmp_path_factory.mktemp("stack"))
+    stack.start()
+    yield stack
+    assert stack.stop() == 0, "\n".join(stack.lines)
+    assert stack.processes() == []
+
+
+@pytest.fixture
+def stack(shared_stack) -> Stack:
+    """The shared stack, all three services ready."""
+    for url in (shared_stack.daemon, shared_stack.inference, shared_stack.gateway):
+        shared_stack.wait_ready(url)
+    return shared_stack
+
+
+@pytest.fixture
+def client(stack) -> Iterator[openai.OpenAI]:
+    with stack.client() as client:
+        yield client
