@@ -62,6 +62,7 @@ def model_config(options: TinyOptions) -> dict[str, Any]:
         "architectures": ["Qwen4ExpForConditionalGeneration"],
         "model_type": "qwen4_exp",
         "dtype": dtype,
+        "transformers_version": "5.16.1",
         "image_token_id": ids.image_pad,
         "video_token_id": ids.video_pad,
         "vision_start_token_id": ids.vision_start,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,9 @@ def torch_dtype(options: TinyOptions) -> torch.dtype:
 def shapes(options: TinyOptions) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every parameter, the draft module's too, in Transformers' names. Allocates nothing."""
     with torch.device("meta"):
-        model = Qwen4ExpForConditionalGeneration(Qwen4ExpConfig(**model_config(options)))
-        draft = _DraftModule(model.config.text_config)
+        config: Any = Qwen4ExpConfig(**model_config(options))
+        model: nn.Module = Qwen4ExpForConditionalGeneration(config)
+        draft = _DraftModule(config.text_config)
     named = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     return named | {f"mtp.{name}": tuple(tensor.shape) for name, tensor in draft.named_parameters()}
 
@@ -34,7 +36,7 @@ def shapes(options: TinyOptions) -> dict[str, tuple[int, ...]]:
 class _DraftModule(nn.Module):
     """Shapes of the multi-token-prediction module, in the checkpoint's names. Never run."""
 
-    def __init__(self, text_config: object) -> None:
+    def __init__(self, text_config: Any) -> None:
         super().__init__()
         config = copy.deepcopy(text_config)
         config.num_hidden_layers = 1
@@ -114,7 +116,7 @@ def _hash_buffers(options: TinyOptions) -> Iterator[tuple[str, Tensor]]:
 
 def _hash_constants(options: TinyOptions) -> nn.Module:
     """Transformers' embedding with a table one element wide: only its hash buffers are wanted."""
-    text = Qwen4ExpConfig(**model_config(options)).text_config
+    text: Any = Qwen4ExpConfig(**model_config(options)).text_config
     heads = (text.ngram_size - 1) * text.heads_per_ngram
     return qwen4_exp.Qwen4ExpTextNGramEmbedding(text, heads, layer_idx=1)
 

@@ -1,0 +1,65 @@
+"""What must be true of a checkpoint folder before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class CheckpointError(Exception):
+    """A folder that cannot be served; one line that says why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Qwen4Exp checkpoint with one n-gram layer."""
+
+    path: Path
+    config: dict[str, Any]
+    generation: dict[str, Any]
+
+    @property
+    def text(self) -> dict[str, Any]:
+        return dict(self.config["text_config"])
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.text["max_position_embeddings"])
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        ids = self.generation.get("eos_token_id", self.text["eos_token_id"])
+        return frozenset(ids if isinstance(ids, list) else [ids])
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read the JSON files and check them. Raises CheckpointError."""
+    if not path.is_dir():
+        raise CheckpointError(f"no such model folder: {path}")
+    config = _read_json(path / "config.json")
+    if config.get("model_type") != "qwen4_exp" or not isinstance(config.get("text_config"), dict):
+        raise CheckpointError(f"{path} is not a Qwen4Exp checkpoint: model_type {config.get('model_type')!r}")
+    layers = config["text_config"].get("ple_layer_ids") or []
+    if len(layers) != 1:
+        raise CheckpointError(f"{path} has {len(layers)} n-gram (PLE) layers; exactly one is served")
+    for name in ("tokenizer.json", "model.safetensors.index.json"):
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path} has no {name}")
+    generation_path = path / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    return Checkpoint(path, config, generation)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return content
