@@ -20,6 +20,7 @@ from ple_gateway.exchange import ExchangeMiddleware
 from ple_gateway.gate import Gate
 from ple_gateway.generation import Generation
 from ple_gateway.health import Health
+from ple_gateway.images.pipeline import ImagePipeline
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.preparation import Preparation
@@ -40,7 +41,8 @@ class Gateway:
         self.health = Health(self.engine, self.metrics, self.models.refresh, settings.probe_interval_s)
         self.gate = Gate(settings, self.metrics)
         self.bodies = BodyReader(settings)
-        self.preparation = Preparation(self.models)
+        self.images = ImagePipeline(settings, self.metrics)
+        self.preparation = Preparation(settings, self.models, self.images, self.metrics)
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -52,6 +54,7 @@ class Gateway:
             probe.cancel()
             with suppress(asyncio.CancelledError):
                 await probe
+            await self.images.aclose()
             await self.engine.aclose()
 
     async def drain(self) -> None:

@@ -6,12 +6,20 @@ from typing import Any
 import msgspec
 
 from ple_gateway.engine import EngineCall
+from ple_gateway.errors import GatewayError, invalid
+from ple_gateway.images.pipeline import ImagePipeline
+from ple_gateway.messages import Conversation
+from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
+from ple_gateway.parameters import check_parameters
+from ple_gateway.schema_rules import SchemaLimits
 from ple_gateway.schemas import AnswerSchema, answer_schema
+from ple_gateway.settings import Settings
 
 # The slowest prefill to be expected, cold and without prefetch, is 270 tokens a second.
 _PREFILL_TOKENS_PER_S = 200
 _BYTES_PER_TOKEN = 3.2  # code; prose has more
+_PX_PER_TOKEN = 1024
 
 
 @dataclass(frozen=True)
@@ -30,32 +38,69 @@ class Job:
 class Preparation:
     """Checks and rewrites requests."""
 
-    def __init__(self, models: ModelCatalogue) -> None:
+    def __init__(
+        self, settings: Settings, models: ModelCatalogue, images: ImagePipeline, metrics: Metrics
+    ) -> None:
+        self._settings = settings
         self._models = models
-
-    async def prepare(self, path: str, request: dict[str, Any]) -> Job:
-        """Return the job for a request; raises GatewayError 400 or 404."""
-        await self._models.choose(request)
-        schema = await answer_schema(request)
-        streamed = bool(request.get("stream"))
-        options = request.get("stream_options") or {}
-        if streamed:
-            # Always asked for, for the metrics; the relay drops it when the client did not ask.
-            request["stream_options"] = {**options, "include_usage": True}
-        body = msgspec.json.encode(request)
-        return Job(
-            call=EngineCall(path, body),
-            streamed=streamed,
-            include_usage=bool(options.get("include_usage")),
-            choices=int(request.get("n") or 1) * _prompts(request.get("prompt")),
-            schema=schema,
-            may_be_empty=bool(request.get("stop")),
-            prefill_s=len(body) / _BYTES_PER_TOKEN / _PREFILL_TOKENS_PER_S,
+        self._images = images
+        self._metrics = metrics
+        self._schema_limits = SchemaLimits(
+            settings.max_schema_bytes,
+            settings.max_schema_depth,
+            settings.max_schema_enum_values,
+            settings.max_schema_branches,
         )
 
+    async def prepare(self, path: str, request: dict[str, Any]) -> Job:
+        """Return the job for a request, which is rewritten in place; raises GatewayError 400 or 404.
 
-def _prompts(prompt: Any) -> int:
+        Cheap checks come first: no picture is decoded for a request that fails them.
+        """
+        check_parameters(request, self._settings.max_choices)
+        conversation = _conversation(path, request)
+        await self._models.choose(request)
+        schema = await self._schema(request)
+        text_bytes, images = len(msgspec.json.encode(request)), 0
+        if conversation:
+            text_bytes -= sum(len(place.url) for place in conversation.images)
+            images = await self._images.prepare(conversation.images)
+        tokens = text_bytes / _BYTES_PER_TOKEN + images * self._settings.image_max_px / _PX_PER_TOKEN
+        options = request.get("stream_options", {})
+        if request.get("stream"):
+            # Always asked for, for the metrics; the relay drops it when the client did not ask.
+            request["stream_options"] = {**options, "include_usage": True}
+        return Job(
+            call=EngineCall(path, msgspec.json.encode(request)),
+            streamed=bool(request.get("stream")),
+            include_usage=bool(options.get("include_usage")),
+            choices=request.get("n", 1) * _count_prompts(request.get("prompt")),
+            schema=schema,
+            may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
+            prefill_s=tokens / _PREFILL_TOKENS_PER_S,
+        )
+
+    async def _schema(self, request: dict[str, Any]) -> AnswerSchema | None:
+        try:
+            return await answer_schema(request.get("response_format"), self._schema_limits)
+        except GatewayError:
+            self._metrics.schemas_refused.inc()
+            raise
+
+
+def _conversation(path: str, request: dict[str, Any]) -> Conversation | None:
+    """Check and rewrite messages or prompt, whichever the path takes."""
+    if path.endswith("/chat/completions") or (path == "/tokenize" and "messages" in request):
+        conversation = Conversation(request.get("messages"))
+        request["messages"] = conversation.messages
+        return conversation
+    if not isinstance(request.get("prompt"), str | list) or request["prompt"] == []:
+        raise invalid("`prompt` must be a string, a list of strings or a list of token ids.", param="prompt")
+    return None
+
+
+def _count_prompts(prompt: Any) -> int:
     """Count the prompts of a text completion: a list of token ids is one prompt."""
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
         return len(prompt)
     return 1

@@ -1,0 +1,1 @@
+"""Pictures of chat messages: found, decoded in worker processes, made to fit, remembered."""
