@@ -1,0 +1,41 @@
+"""Counts for Stats and /metrics, kept by whoever does the work and read by whoever reports it."""
+
+import threading
+
+
+class Counter:
+    """A number that only grows. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._value = 0
+
+    def add(self, amount: int) -> None:
+        with self._lock:
+            self._value += amount
+
+    @property
+    def value(self) -> int:
+        return self._value
+
+
+class TableCounters:
+    """Of one table."""
+
+    def __init__(self) -> None:
+        self.lookups = Counter()
+        self.rows = Counter()
+        self.rows_advised = Counter()
+        self.read_errors = Counter()
+
+
+class PrefetchCounters:
+    """Of one prefetcher."""
+
+    def __init__(self) -> None:
+        self.accepted = Counter()
+        self.dropped = Counter()
+        self.cancelled = Counter()
+        self.rows = Counter()
+        self.pages = Counter()
+        self.failures = Counter()

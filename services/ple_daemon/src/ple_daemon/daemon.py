@@ -1,0 +1,124 @@
+"""Puts the parts together, runs them until a signal, and takes them apart in order."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from ple_daemon.activity import Activity
+from ple_daemon.gather import Advice
+from ple_daemon.health import Health, State
+from ple_daemon.metrics import LookupMetrics, TableCollector
+from ple_daemon.prefetch import Prefetcher
+from ple_daemon.run_directory import RunDirectory
+from ple_daemon.server import RpcServer
+from ple_daemon.servicer import TableServicer
+from ple_daemon.settings import Settings
+from ple_daemon.source import read_layout
+from ple_daemon.table import Table
+from ple_daemon.warm_up import warm_up
+from ple_daemon.web import WebServer, create_app
+
+_log = logging.getLogger(__name__)
+
+_BEAT_S = 1.0
+_STOP_S = 2.0
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises DaemonError when it cannot start."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    _log.info("starting %s", " ".join(f"{name}={value}" for name, value in settings.model_dump().items()))
+    with ExitStack() as stack:
+        Daemon(settings, stack).run(stop)
+
+
+class Daemon:
+    """One run of the service. What it opens is closed by `stack`, newest first."""
+
+    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+        started_s = time.monotonic()
+        self._settings = settings
+        self._health = Health()
+        self._instance_id = os.urandom(16)
+        self._details: dict[str, Any] = {"instance_id": self._instance_id.hex()}
+        registry = CollectorRegistry()
+        self._activity = Activity()
+        run_dir = RunDirectory(settings.run_dir)
+        stack.callback(run_dir.close)
+        web = WebServer(settings.http_address)
+        stack.callback(web.stop)
+        web.start(create_app(self._health, registry, lambda: self._details))
+        self._table = self._open_table(settings.table, stack)
+        self._prefetcher = Prefetcher(self._table, settings.max_queued_prefetches)
+        registry.register(TableCollector(self._table, self._prefetcher))
+        servicer = TableServicer(
+            self._table, self._prefetcher, LookupMetrics(registry), self._activity, self._instance_id
+        )
+        self._server = RpcServer(servicer, run_dir, settings.max_concurrent_calls)
+        warm_up(self._table)
+        self._prefetcher.start()
+        self._server.start()
+        self._health.enter(State.READY)
+        _log.info(
+            "ready socket=%s http_port=%d start_s=%.2f",
+            run_dir.socket_path, web.port, time.monotonic() - started_s,
+        )  # fmt: skip
+
+    def run(self, stop: threading.Event) -> None:
+        """Beat and watch the files until `stop`, then drain."""
+        next_check_s = time.monotonic() + self._settings.watch_interval_s
+        while not stop.wait(min(_BEAT_S, self._settings.watch_interval_s)):
+            self._health.beat()
+            if time.monotonic() >= next_check_s:
+                self._table.watch.check()
+                next_check_s = time.monotonic() + self._settings.watch_interval_s
+            self._report_problems()
+        self._drain()
+
+    def _open_table(self, path: Path, stack: ExitStack) -> Table:
+        wanted = None if self._settings.advice == "auto" else Advice[self._settings.advice.upper()]
+        table = stack.enter_context(Table(read_layout(path), wanted))
+        layout, advisor = table.layout, table.advisor
+        self._details |= {
+            "fingerprint": table.fingerprint.hex(),
+            "rows": layout.rows,
+            "row_type": layout.row_type.value,
+            "advice": advisor.name,
+        }
+        _log.info(
+            "table opened path=%s rows=%d row_bytes=%d row_type=%s segments=%d fingerprint=%s",
+            path, layout.rows, layout.row_bytes, layout.row_type.value, len(layout.segments),
+            table.fingerprint.hex()[:16],
+        )  # fmt: skip
+        reason = f" ({advisor.refusal})" if advisor.refusal else ""
+        _log.info("advice chosen advice=%s%s", advisor.name, reason)
+        if advisor.refusal:
+            self._health.note("advice", f"advice is {advisor.name}{reason}")
+        return table
+
+    def _report_problems(self) -> None:
+        errors = self._table.counters.read_errors.value
+        if errors:
+            self._health.report("read_errors", f"{errors} lookups met a read error")
+        if self._table.watch.change is not None and self._health.state is not State.DEGRADED:
+            _log.error("table changed, lookups are refused change=%s", self._table.watch.change)
+        if self._table.watch.change is not None:
+            self._health.report("change", self._table.watch.change)
+
+    def _drain(self) -> None:
+        _log.info("draining timeout_s=%g", self._settings.drain_timeout_s)
+        self._health.enter(State.STOPPING)
+        self._server.refuse()
+        finished = self._activity.close(self._settings.drain_timeout_s)
+        stopped = self._prefetcher.stop(_STOP_S)
+        self._server.stop(0)
+        _log.info("stopped calls_finished=%s prefetch_stopped=%s", finished, stopped)

@@ -1,0 +1,42 @@
+"""Decides where numba keeps compiled kernels. Call `prepare` before importing a module with kernels."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import numba
+
+from ple_daemon.errors import DaemonError
+
+
+def prepare(wanted: Path | None) -> Path:
+    """Use `wanted`, else the code's own __pycache__ when it can be written, else a private temporary folder.
+
+    Cached kernels are machine code that will be run: a folder that others could write is refused.
+    Raises DaemonError when `wanted` cannot be used.
+    """
+    beside_code = Path(__file__).parent / "__pycache__"
+    if wanted is None and _is_writable(beside_code):
+        return beside_code
+    folder = wanted or Path(tempfile.gettempdir()) / f"ple-daemon-kernels-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DaemonError(f"kernel cache {folder}: {error.strerror}; set PLE_DAEMON_CACHE_DIR") from error
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DaemonError(f"kernel cache {folder}: others can write there; set PLE_DAEMON_CACHE_DIR")
+    if not _is_writable(folder):
+        raise DaemonError(f"kernel cache {folder}: cannot be written; set PLE_DAEMON_CACHE_DIR")
+    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+    return folder
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,63 @@
+"""The gRPC server on the run directory's socket, with health and reflection."""
+
+from concurrent import futures
+
+import grpc
+from grpc_health.v1 import health as grpc_health
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ple_daemon.errors import EndpointError
+from ple_daemon.run_directory import RunDirectory
+from ple_daemon.servicer import MAX_MESSAGE_BYTES, TableServicer
+from ple_rpc.table.v1 import table_service_pb2, table_service_pb2_grpc
+
+_SERVICE = table_service_pb2.DESCRIPTOR.services_by_name["TableService"].full_name
+_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class RpcServer:
+    """Serves from `start` to `stop`. Each open stream, a health watch too, holds one of `max_calls` threads."""
+
+    def __init__(self, servicer: TableServicer, run_dir: RunDirectory, max_calls: int) -> None:
+        self._run_dir = run_dir
+        self._pool = futures.ThreadPoolExecutor(max_calls, thread_name_prefix="rpc")
+        self._server = grpc.server(self._pool, options=_OPTIONS, maximum_concurrent_rpcs=max_calls)
+        self._health = grpc_health.HealthServicer()
+        add_table = table_service_pb2_grpc.add_TableServiceServicer_to_server
+        add_table(servicer, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (_SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
+            self._server,
+        )
+
+    def start(self) -> None:
+        """Bind, serve, and only then appear under the public name. Raises EndpointError."""
+        private = self._run_dir.private_socket_path
+        try:
+            bound = self._server.add_insecure_port(f"unix:{private.absolute()}")
+        except RuntimeError as error:
+            raise EndpointError(f"{private}: cannot be bound: {error}") from error
+        if not bound:
+            raise EndpointError(f"{private}: cannot be bound")
+        self._server.start()
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._run_dir.publish()
+
+    def refuse(self) -> None:
+        """Tell health watchers that this daemon no longer serves."""
+        self._health.enter_graceful_shutdown()
+
+    def stop(self, grace_s: float) -> None:
+        """Close the socket; what still runs after `grace_s` is cancelled."""
+        self._server.stop(grace_s).wait(grace_s + 1)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in ("", _SERVICE):
+            self._health.set(service, status)

@@ -1,0 +1,262 @@
+"""Between the wire and the table: parses requests, keeps limits, maps errors to status codes."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+
+from ple_daemon.activity import Activity
+from ple_daemon.gather import Int64Array
+from ple_daemon.metrics import LookupMetrics, major_faults
+from ple_daemon.prefetch import Prefetcher
+from ple_daemon.table import DECODE_MAX_ROWS, Rows, Table
+from ple_daemon.table_format import RowType, TableLayout
+from ple_rpc.errors import (
+    BadRequest,
+    NotOffered,
+    QuotaExceeded,
+    TableChanged,
+    TableError,
+    code_of,
+)
+from ple_rpc.table.v1 import table_pb2, table_service_pb2, table_service_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+STREAM_CHUNK_BYTES = 2 * 1024 * 1024
+# Room for everything in a message that is not rows or ids.
+_ENVELOPE_BYTES = 4096
+_MAX_TOKENS_PER_PREFETCH = 1 << 18
+_MAX_ROWS_PER_STREAM_LOOKUP = 1 << 18
+_ROW_TYPES = {
+    RowType.BF16: table_pb2.ROW_TYPE_BF16,
+    RowType.FP8_E4M3: table_pb2.ROW_TYPE_FP8_E4M3,
+    RowType.F32: table_pb2.ROW_TYPE_F32,
+}
+
+
+class TableServicer(table_service_pb2_grpc.TableServiceServicer):
+    """`ple_rpc.table.v1.TableService` over one table."""
+
+    def __init__(
+        self,
+        table: Table,
+        prefetcher: Prefetcher,
+        metrics: LookupMetrics,
+        activity: Activity,
+        instance_id: bytes,
+    ) -> None:
+        self._table = table
+        self._prefetcher = prefetcher
+        self._metrics = metrics
+        self._activity = activity
+        self._instance_id = instance_id
+        self._started_s = time.monotonic()
+        self._limits = limits(table.layout, prefetcher.max_queued)
+
+    def Describe(  # noqa: N802
+        self,
+        request: table_service_pb2.DescribeRequest,  # noqa: ARG002 - the method's signature is gRPC's
+        context: grpc.ServicerContext,
+    ) -> table_service_pb2.DescribeResponse:
+        with self._call(context):
+            return table_service_pb2.DescribeResponse(
+                protocol_version=PROTOCOL_VERSION,
+                fingerprint=self._table.fingerprint,
+                table=description(self._table.layout),
+                instance_id=self._instance_id,
+                limits=self._limits,
+            )
+
+    def Attach(  # noqa: N802
+        self,
+        request: table_service_pb2.AttachRequest,  # noqa: ARG002 - the method's signature is gRPC's
+        context: grpc.ServicerContext,
+    ) -> Iterator[table_service_pb2.AttachResponse]:
+        with self._call(context):
+            raise NotOffered("this daemon offers no sessions yet: call without a session token")
+        yield  # makes this a generator, which a streaming call must be
+
+    def Prefetch(  # noqa: N802
+        self, request: table_service_pb2.PrefetchRequest, context: grpc.ServicerContext
+    ) -> table_service_pb2.PrefetchResponse:
+        with self._call(context):
+            _check_session(request.session_token)
+            self._table.refuse_if_changed()
+            tokens, before = self._span(request.span)
+            if len(tokens) > self._limits.max_tokens_per_prefetch:
+                raise QuotaExceeded(
+                    f"{len(tokens)} tokens in one prefetch, at most {self._limits.max_tokens_per_prefetch}"
+                )
+            key = request.session_token, request.request_id
+            queued = self._prefetcher.submit(key, request.epoch, tokens, before)
+            return table_service_pb2.PrefetchResponse(accepted=queued is not None, queued_rows=queued or 0)
+
+    def CancelPrefetch(  # noqa: N802
+        self, request: table_service_pb2.CancelPrefetchRequest, context: grpc.ServicerContext
+    ) -> table_service_pb2.CancelPrefetchResponse:
+        with self._call(context):
+            _check_session(request.session_token)
+            key = request.session_token, request.request_id
+            return table_service_pb2.CancelPrefetchResponse(
+                cancelled=self._prefetcher.cancel(key, request.epoch)
+            )
+
+    def Lookup(  # noqa: N802
+        self, request: table_service_pb2.LookupRequest, context: grpc.ServicerContext
+    ) -> table_service_pb2.LookupResponse:
+        with self._call(context):
+            ids = self._row_ids(request, self._limits.max_rows_per_unary_lookup)
+            rows = self._timed_lookup(ids)
+            return table_service_pb2.LookupResponse(rows=rows.tobytes())
+
+    def LookupStream(  # noqa: N802
+        self,
+        request_iterator: Iterator[table_service_pb2.LookupStreamRequest],
+        context: grpc.ServicerContext,
+    ) -> Iterator[table_service_pb2.LookupStreamResponse]:
+        for request in request_iterator:
+            with self._call(context):
+                yield from self._pieces(request)
+
+    def Stats(  # noqa: N802
+        self,
+        request: table_service_pb2.StatsRequest,  # noqa: ARG002 - the method's signature is gRPC's
+        context: grpc.ServicerContext,
+    ) -> table_service_pb2.StatsResponse:
+        with self._call(context):
+            table, hints = self._table.counters, self._prefetcher.counters
+            return table_service_pb2.StatsResponse(
+                uptime_s=time.monotonic() - self._started_s,
+                lookups=table.lookups.value,
+                rows_served=table.rows.value,
+                rows_advised=table.rows_advised.value,
+                prefetches_accepted=hints.accepted.value,
+                prefetches_dropped=hints.dropped.value,
+                prefetches_cancelled=hints.cancelled.value,
+                rows_prefetched=hints.rows.value,
+                queued_prefetches=self._prefetcher.queued,
+                major_faults=major_faults(),
+                advice=self._table.advisor.name,
+            )
+
+    @contextmanager
+    def _call(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """Counts the call as work in progress and turns what it raises into a status."""
+        try:
+            with self._activity.work():
+                yield
+        except TableError as error:
+            _abort(context, code_of(error), str(error))
+
+    def _pieces(
+        self, request: table_service_pb2.LookupStreamRequest
+    ) -> Iterator[table_service_pb2.LookupStreamResponse]:
+        """The rows of one lookup, read piece by piece so that no lookup needs memory beyond one message."""
+        ids = self._row_ids(request.lookup, self._limits.max_rows_per_stream_lookup)
+        step = max(1, self._limits.stream_chunk_bytes // self._table.layout.row_bytes)
+        for start in range(0, max(1, ids.size), step):
+            piece = ids[start : start + step]
+            rows = self._timed_lookup(piece)
+            yield table_service_pb2.LookupStreamResponse(
+                lookup_id=request.lookup_id, rows=rows.tobytes(), last=start + step >= ids.size
+            )
+
+    def _timed_lookup(self, ids: Int64Array) -> Rows:
+        kind = "decode" if ids.size <= DECODE_MAX_ROWS else "bulk"
+        outcome, start_s = "ok", time.perf_counter()
+        try:
+            return self._table.lookup(ids)
+        except TableError as error:
+            outcome = code_of(error).name.lower()
+            raise
+        finally:
+            self._metrics.seconds.labels(kind).observe(time.perf_counter() - start_s)
+            self._metrics.lookups.labels(kind, outcome).inc()
+
+    def _row_ids(self, request: table_service_pb2.LookupRequest, max_rows: int) -> Int64Array:
+        if request.expected_fingerprint and request.expected_fingerprint != self._table.fingerprint:
+            raise TableChanged(
+                f"the table's fingerprint is {self._table.fingerprint.hex()[:16]}, "
+                f"the caller expects {request.expected_fingerprint.hex()[:16]}"
+            )
+        query = request.WhichOneof("query")
+        if query is None:
+            raise BadRequest("a lookup needs row ids or tokens")
+        if query == "row_ids_le64":
+            ids = _integers(request.row_ids_le64, np.dtype("<i8"), "row_ids_le64")
+            _check_rows(ids.size, max_rows)
+            return ids
+        tokens, before = self._span(request.span)
+        _check_rows(len(tokens) * self._table.layout.constants.heads, max_rows)
+        return self._table.hash.row_ids(tokens, before).reshape(-1)
+
+    def _span(self, span: table_pb2.TokenSpan) -> tuple[Int64Array, Int64Array]:
+        tokens = _integers(span.tokens_le32, np.dtype("<i4"), "tokens_le32")
+        before = _integers(span.context_le32, np.dtype("<i4"), "context_le32")
+        if len(before) > self._table.layout.constants.context_length:
+            raise BadRequest(
+                f"context_le32 holds {len(before)} ids, at most {self._table.layout.constants.context_length}"
+            )
+        return tokens, before
+
+
+def limits(layout: TableLayout, max_queued_prefetches: int) -> table_pb2.Limits:
+    """Bounds that follow from the message size and the row width."""
+    room = MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
+    return table_pb2.Limits(
+        max_rows_per_unary_lookup=room // max(layout.row_bytes, 8),
+        max_rows_per_stream_lookup=min(_MAX_ROWS_PER_STREAM_LOOKUP, room // 8),
+        stream_chunk_bytes=STREAM_CHUNK_BYTES,
+        max_tokens_per_prefetch=_MAX_TOKENS_PER_PREFETCH,
+        max_queued_prefetches=max_queued_prefetches,
+    )
+
+
+def description(layout: TableLayout) -> table_pb2.TableDescription:
+    """The table as the wire describes it."""
+    constants = layout.constants
+    return table_pb2.TableDescription(
+        row_type=_ROW_TYPES[layout.row_type],
+        row_elements=layout.row_elements,
+        row_bytes=layout.row_bytes,
+        rows=layout.rows,
+        used_rows=constants.used_rows,
+        scale_bits=layout.scale_bits,
+        scale_bytes=len(layout.scale),
+        hash=table_pb2.HashConstants(
+            ngram_size=constants.ngram_size,
+            heads_per_ngram=constants.heads_per_ngram,
+            eos_token_id=constants.eos_token_id,
+            multipliers=constants.multipliers,
+            head_sizes=constants.head_sizes,
+            head_offsets=constants.head_offsets,
+        ),
+    )
+
+
+def _integers(raw: bytes, dtype: np.dtype[Any], field: str) -> Int64Array:
+    if len(raw) % dtype.itemsize:
+        raise BadRequest(f"{field} holds {len(raw)} bytes, not a multiple of {dtype.itemsize}")
+    return np.frombuffer(raw, dtype).astype(np.int64)
+
+
+def _check_rows(rows: int, max_rows: int) -> None:
+    if rows > max_rows:
+        raise QuotaExceeded(f"{rows} rows in one lookup, at most {max_rows}")
+
+
+def _check_session(token: bytes) -> None:
+    if token:
+        raise TableChanged("unknown session: this daemon gave out no such token")
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+    context.abort(code, details)
+    raise AssertionError("abort always raises")

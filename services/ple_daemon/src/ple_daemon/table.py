@@ -1,0 +1,149 @@
+"""One open table: rows by id, from the page cache or the drive, never wrong and never the daemon's end."""
+
+import os
+import threading
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ple_daemon import gather
+from ple_daemon.advice import Advisor
+from ple_daemon.counters import TableCounters
+from ple_daemon.decode_gate import DecodeGate
+from ple_daemon.file_watch import FileWatch
+from ple_daemon.fingerprint import fingerprint
+from ple_daemon.gather import Advice, Int64Array
+from ple_daemon.ngram_hash import NgramHash
+from ple_daemon.region import Region
+from ple_daemon.sigbus import guard
+from ple_daemon.table_format import TableLayout
+from ple_rpc.errors import BadRow, RowsLost, TableChanged
+
+Rows = npt.NDArray[np.uint8]
+
+DECODE_MAX_ROWS = 64
+_SLICE_ROWS = 256
+# A bulk lookup gives way to decode steps, but for so long only: it has a caller too.
+_BULK_PATIENCE_S = 0.02
+
+
+class Table:
+    """Rows of one table. Thread-safe."""
+
+    def __init__(self, layout: TableLayout, advice: Advice | None = None) -> None:
+        """Open and map the files, choose the advice (None: the best that works), take the fingerprint.
+
+        Raises TableRefusedError.
+        """
+        self.layout = layout
+        self.hash = NgramHash(layout.constants)
+        self.gate = DecodeGate()
+        self.counters = TableCounters()
+        self._guard = guard()
+        self._region = Region(layout.segments, layout.row_bytes)
+        self.places = gather.segment_places(self._region.segments)
+        self._guard.protect(self.first_address, self.first_address + self.size_bytes)
+        self._repair_lock = threading.Lock()
+        self._repaired = self._guard.faults
+        self.watch = FileWatch(self._region.files)
+        self.advisor = Advisor(self._region, advice)
+        self.fingerprint = fingerprint(layout, self.lookup)
+
+    @property
+    def first_address(self) -> int:
+        return self._region.first_address
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the mapped range, a multiple of the page size."""
+        return self._region.size_bytes
+
+    def lookup(self, row_ids: npt.ArrayLike, out: Rows | None = None) -> Rows:
+        """Rows as stored, uint8 [len(row_ids) * row_bytes], in `out` when given.
+
+        The ids are copied first, so that a caller who shares their memory cannot change them after the check.
+        Raises BadRow, RowsLost for rows that cannot be read, and TableChanged once a file has changed.
+        """
+        ids = np.array(row_ids, np.int64, copy=True).reshape(-1)
+        bad = gather.first_bad(ids, self.layout.rows)
+        if bad >= 0:
+            raise BadRow(f"row {ids[bad]} is outside the table of {self.layout.rows} rows")
+        self.refuse_if_changed()
+        if out is None:
+            out = np.empty(ids.size * self.layout.row_bytes, np.uint8)
+        if ids.size <= DECODE_MAX_ROWS:
+            with self.gate.decode():
+                self._lookup_decode(ids, out)
+        else:
+            self._lookup_bulk(ids, out)
+        self.counters.lookups.add(1)
+        self.counters.rows.add(ids.size)
+        return out
+
+    def lookup_tokens(self, tokens: npt.ArrayLike, context: npt.ArrayLike = ()) -> Rows:
+        """Rows of tokens, uint8 [tokens * heads * row_bytes]; see `NgramHash.row_ids`. Raises as `lookup`."""
+        return self.lookup(self.hash.row_ids(tokens, context))
+
+    def refuse_if_changed(self) -> None:
+        """Raises TableChanged once the watch has seen a change."""
+        if self.watch.change is not None:
+            raise TableChanged(f"{self.watch.change}: restart the daemon on the table that is meant")
+
+    def close(self) -> None:
+        """Unmap and close the files. No lookup may run."""
+        self._guard.release(self.first_address)
+        self.advisor.close()
+        self._region.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _lookup_decode(self, ids: Int64Array, out: Rows) -> None:
+        advisor, faults = self.advisor, self._guard.faults
+        whole = faults == self._repaired and gather.advise_and_copy(
+            ids, self.places, self.layout.row_bytes, int(advisor.advice), advisor.pidfd, out
+        )
+        self.counters.rows_advised.add(ids.size if advisor.advice else 0)
+        self._confirm(ids, out, whole, faults)
+
+    def _lookup_bulk(self, ids: Int64Array, out: Rows) -> None:
+        """Slices, each advised one slice ahead of its copy, with decode steps let in between."""
+        row_bytes = self.layout.row_bytes
+        self._advise(ids[:_SLICE_ROWS])
+        for start in range(0, ids.size, _SLICE_ROWS):
+            self._advise(ids[start + _SLICE_ROWS : start + 2 * _SLICE_ROWS])
+            self.gate.wait_clear(_BULK_PATIENCE_S)
+            piece = ids[start : start + _SLICE_ROWS]
+            target = out[start * row_bytes : (start + piece.size) * row_bytes]
+            faults = self._guard.faults
+            whole = faults == self._repaired and gather.copy(piece, self.places, row_bytes, target)
+            self._confirm(piece, target, whole, faults)
+
+    def _advise(self, ids: Int64Array) -> None:
+        if ids.size:
+            self.counters.rows_advised.add(self.advisor.advise(ids, self.places, self.layout.row_bytes))
+
+    def _confirm(self, ids: Int64Array, out: Rows, whole: bool, faults_before: int) -> None:
+        """Read again, exactly, what was copied in doubt: a short file, or a fault anywhere meanwhile."""
+        if whole and self._guard.faults == faults_before:
+            return
+        index, number = gather.read(ids, self.places, self.layout.row_bytes, out)
+        self._repair()
+        if index >= 0:
+            self.counters.read_errors.add(1)
+            self.watch.check()
+            path = self.layout.segments[gather.segment_of(self.places, ids[index])].path
+            reason = os.strerror(number) if number else "the file ends before it"
+            raise RowsLost(f"{path}: row {ids[index]} cannot be read: {reason}")
+
+    def _repair(self) -> None:
+        """Bring the file's pages back where the guard has put zeros."""
+        with self._repair_lock:
+            faults = self._guard.faults
+            if faults != self._repaired:
+                self._region.remap()
+                self._repaired = faults

@@ -1,0 +1,20 @@
+"""Runs every kernel once before the daemon says ready: compiling takes seconds, loading from the cache none."""
+
+import numpy as np
+
+from ple_daemon import gather
+from ple_daemon.page_windows import collect_windows, populate_windows, read_windows
+from ple_daemon.region import PAGE_BYTES
+from ple_daemon.table import Table
+
+
+def warm_up(table: Table) -> None:
+    """Look the first row up in every way there is. The fingerprint has already run the bulk path."""
+    row_bytes, places, advisor = table.layout.row_bytes, table.places, table.advisor
+    table.lookup_tokens([0])
+    ids = np.zeros(1, np.int64)
+    gather.read(ids, places, row_bytes, np.empty(row_bytes, np.uint8))
+    seen = np.zeros(-(-table.size_bytes // PAGE_BYTES // 8) + 1, np.uint8)
+    windows = collect_windows(ids, places, row_bytes, table.first_address, seen)
+    read_windows(windows, places, int(advisor.advice), advisor.pidfd)
+    populate_windows(windows)
