@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import openai
 import psutil
 import pytest
@@ -23,7 +26,9 @@ KEY = "sk-end-to-end"
 MODEL = "triplex-tiny"
 
 
-def wait_for(look: Callable[[], object], what: str, deadline_s: float = 60.0, poll_s: float = 0.02) -> object:
+def poll_until(
+    look: Callable[[], object], what: str, deadline_s: float = 60.0, poll_s: float = 0.02
+) -> object:
     """The first true value of `look`; fails at the deadline."""
     deadline = time.monotonic() + deadline_s
     while not (found := look()):
@@ -55,7 +60,7 @@ def get(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def metric(url: str, name: str) -> float:
+def read_metric(url: str, name: str) -> float:
     """The value of one unlabelled sample of `/metrics`."""
     found = re.search(rf"^{name} (\S+)$", get(f"{url}/metrics")[1], re.MULTILINE)
     assert found, f"{url}/metrics has no {name}"
@@ -89,7 +94,7 @@ class Stack:
         )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
-        wait_for(lambda: self._welcomed() or self._process.poll() is not None, "welcome", 150)
+        poll_until(lambda: self._welcomed() or self._process.poll() is not None, "welcome", 150)
         assert self._welcomed(), "\n".join([*self.lines, *self._logs()])
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -120,7 +125,7 @@ class Stack:
 
     def service(self, name: str) -> psutil.Process:
         """The process of ple_daemon, ple_inference or ple_gateway."""
-        return wait_for(lambda: self._find(name), f"process of {name}")
+        return poll_until(lambda: self._find(name), f"process of {name}")
 
     def _find(self, name: str) -> psutil.Process | None:
         for process in self.processes():
@@ -154,7 +159,7 @@ class Stack:
                 return None
             return json.loads(body) if status == 200 else None
 
-        return wait_for(ready, f"readiness of {url}", deadline_s, 0.1)
+        return poll_until(ready, f"readiness of {url}", deadline_s, 0.1)
 
 
 @pytest.fixture(scope="session")
@@ -188,3 +193,54 @@ def stack(shared_stack) -> Stack:
 def client(stack) -> Iterator[openai.OpenAI]:
     with stack.client() as client:
         yield client
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., object]:
+    return poll_until
+
+
+@pytest.fixture
+def metric() -> Callable[[str, str], float]:
+    return read_metric
+
+
+@pytest.fixture
+def new_stack(tmp_path) -> Iterator[Callable[[Path], Stack]]:
+    """Starts another stack for one test and ends it with the test."""
+    started: list[Stack] = []
+
+    def start(model: Path) -> Stack:
+        stack = Stack(model, tmp_path / f"stack{len(started)}")
+        started.append(stack)
+        stack.start()
+        return stack
+
+    yield start
+    for stack in started:
+        if stack.running:
+            stack.stop()
+
+
+@pytest.fixture
+def scramble() -> Callable[[Path, Path], Path]:
+    """Copies a checkpoint with the rows of every table shard in reverse order."""
+    return reverse_table_rows
+
+
+def reverse_table_rows(checkpoint: Path, folder: Path) -> Path:
+    """A copy under the same name: all weights equal, all rows right, each in another row's place."""
+    copy = folder / checkpoint.name
+    shutil.copytree(checkpoint, copy)
+    for path in copy.glob("*.safetensors"):
+        with path.open("r+b") as file:
+            header_bytes = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(header_bytes))
+            for name, tensor in header.items():
+                if ".ngram_embedding.shard_" in name:
+                    begin, end = tensor["data_offsets"]
+                    file.seek(8 + header_bytes + begin)
+                    rows = np.frombuffer(file.read(end - begin), np.uint8).reshape(tensor["shape"][0], -1)
+                    file.seek(8 + header_bytes + begin)
+                    file.write(rows[::-1].tobytes())
+    return copy
