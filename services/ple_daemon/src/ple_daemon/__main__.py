@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     except DaemonError as error:
         print(f"ple-daemon: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"ple-daemon: the system refused: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("ple-daemon: interrupted", file=sys.stderr)
         return 130
@@ -49,6 +53,8 @@ def _build(checkpoint: Path, out: Path, force: bool) -> int:
     kernel_cache.prepare(settings.cache_dir())
     from ple_daemon.build import build
 
+    # Unwind as on Ctrl-C, so that a half-written file does not stay.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     made = build(checkpoint, out, force=force)
     print(f"{out}: {'written' if made else 'already is this table, nothing written (--force writes anyway)'}")
     return 0

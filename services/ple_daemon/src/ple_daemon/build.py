@@ -1,17 +1,20 @@
 """Makes a flat file of a checkpoint's table: whole or not at all."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from tqdm import tqdm
 
 from ple_daemon.errors import TableRefusedError
 from ple_daemon.flat_file import SegmentSum, describe, read_sidecar, sidecar_path
-from ple_daemon.source import read_layout
+from ple_daemon.source import open_table
 from ple_daemon.table import Table
 from ple_daemon.table_format import Segment, TableLayout
 
@@ -26,25 +29,36 @@ def build(source: Path, out: Path, *, force: bool = False) -> bool:
     The old file is replaced in one step at the end; an interrupted build leaves no new file. Raises
     TableRefusedError.
     """
-    layout = read_layout(source)
-    with Table(layout) as table:
-        fingerprint = table.fingerprint.hex()
+    with open_table(source) as table:
+        layout, fingerprint = table.layout, table.fingerprint.hex()
     if not force and _is_same(out, fingerprint):
         return False
     _check_space(out, layout)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary_sidecar = sidecar_path(temporary)
     try:
-        whole, sums = _copy(layout, temporary)
-        text = json.dumps(describe(layout, fingerprint, whole, sums), indent=1) + "\n"
-        _write_synced(temporary_sidecar, text)
-        _publish(temporary, temporary_sidecar, out)
+        with _private_file(out.with_name(f".{out.name}.tmp")) as file:
+            whole, sums = _copy(layout, file, out.name)
+            text = json.dumps(describe(layout, fingerprint, whole, sums), indent=1) + "\n"
+            _publish(Path(file.name), text, out)
     except OSError as error:
         raise TableRefusedError(f"{error.filename or out}: cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-        temporary_sidecar.unlink(missing_ok=True)
     return True
+
+
+@contextmanager
+def _private_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that only this build writes; gone when the block fails. A dead build's is taken over."""
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TableRefusedError(f"{path}: another build is writing this table; wait for it") from error
+        file.truncate(0)
+        try:
+            yield file
+        except BaseException:
+            path.unlink(missing_ok=True)
+            sidecar_path(path).unlink(missing_ok=True)
+            raise
 
 
 def _is_same(out: Path, fingerprint: str) -> bool:
@@ -69,12 +83,11 @@ def _check_space(out: Path, layout: TableLayout) -> None:
         raise TableRefusedError(f"{out.parent}: {free:,} bytes free, the table needs {needed:,}")
 
 
-def _copy(layout: TableLayout, target: Path) -> tuple[str, list[SegmentSum]]:
-    """Write all rows in order; returns the checksum of the whole and of each segment."""
+def _copy(layout: TableLayout, file: BinaryIO, name: str) -> tuple[str, list[SegmentSum]]:
+    """Write all rows in order and sync; returns the checksum of the whole and of each segment."""
     whole = hashlib.sha256()
     sums = []
-    bar = tqdm(total=layout.size_bytes, unit="B", unit_scale=True, desc=f"build {target.name}")
-    with bar, target.open("xb") as file:
+    with tqdm(total=layout.size_bytes, unit="B", unit_scale=True, desc=f"build {name}") as bar:
         for segment in layout.segments:
             part = hashlib.sha256()
             for chunk in _chunks(segment, layout.row_bytes):
@@ -100,17 +113,15 @@ def _chunks(segment: Segment, row_bytes: int) -> Iterator[bytes]:
             yield chunk
 
 
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+def _publish(rows: Path, description: str, out: Path) -> None:
+    """Rows first, their description last: a crash in between leaves a file that serve refuses."""
+    temporary_sidecar = sidecar_path(rows)
+    with temporary_sidecar.open("w", encoding="utf-8") as file:
+        file.write(description)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _publish(temporary: Path, temporary_sidecar: Path, out: Path) -> None:
-    """Rows first, their description last: a crash in between leaves a file that serve refuses."""
     sidecar_path(out).unlink(missing_ok=True)
-    temporary.rename(out)
+    rows.rename(out)
     temporary_sidecar.rename(sidecar_path(out))
     folder = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

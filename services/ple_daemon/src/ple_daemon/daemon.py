@@ -20,7 +20,7 @@ from ple_daemon.run_directory import RunDirectory
 from ple_daemon.server import RpcServer
 from ple_daemon.servicer import TableServicer
 from ple_daemon.settings import Settings
-from ple_daemon.source import read_layout
+from ple_daemon.source import open_table
 from ple_daemon.table import Table
 from ple_daemon.warm_up import warm_up
 from ple_daemon.web import WebServer, create_app
@@ -86,7 +86,7 @@ class Daemon:
 
     def _open_table(self, path: Path, stack: ExitStack) -> Table:
         wanted = None if self._settings.advice == "auto" else Advice[self._settings.advice.upper()]
-        table = stack.enter_context(Table(read_layout(path), wanted))
+        table = stack.enter_context(open_table(path, wanted))
         layout, advisor = table.layout, table.advisor
         self._details |= {
             "fingerprint": table.fingerprint.hex(),
@@ -107,12 +107,11 @@ class Daemon:
 
     def _report_problems(self) -> None:
         errors = self._table.counters.read_errors.value
-        if errors:
-            self._health.report("read_errors", f"{errors} lookups met a read error")
-        if self._table.watch.change is not None and self._health.state is not State.DEGRADED:
-            _log.error("table changed, lookups are refused change=%s", self._table.watch.change)
-        if self._table.watch.change is not None:
-            self._health.report("change", self._table.watch.change)
+        if errors and self._health.report("read_errors", f"{errors} lookups met a read error"):
+            _log.error("lookups met read errors count=%d", errors)
+        change = self._table.watch.change
+        if change is not None and self._health.report("change", change):
+            _log.error("table changed, lookups are refused change=%s", change)
 
     def _drain(self) -> None:
         _log.info("draining timeout_s=%g", self._settings.drain_timeout_s)
@@ -120,5 +119,5 @@ class Daemon:
         self._server.refuse()
         finished = self._activity.close(self._settings.drain_timeout_s)
         stopped = self._prefetcher.stop(_STOP_S)
-        self._server.stop(0)
+        self._server.stop()
         _log.info("stopped calls_finished=%s prefetch_stopped=%s", finished, stopped)

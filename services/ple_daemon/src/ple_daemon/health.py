@@ -43,23 +43,27 @@ class Health:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the main loop turned lately."""
-        return self._clock() - self._beat < _ALIVE_WITHIN_S
+        """Whether the main loop turned lately; opening the table and draining have no loop."""
+        return not self.is_serving or self._clock() - self._beat < _ALIVE_WITHIN_S
 
     def beat(self) -> None:
         self._beat = self._clock()
 
     def enter(self, phase: State) -> None:
-        """Move to STARTING, READY or STOPPING; problems turn READY into DEGRADED by themselves."""
+        """Move to READY or STOPPING; problems turn READY into DEGRADED by themselves."""
+        self.beat()
         self._change(lambda: setattr(self, "_phase", phase))
 
     def note(self, key: str, text: str) -> None:
         """A reason that is shown and does not degrade, such as a fallback in use."""
         self._change(lambda: self._notes.__setitem__(key, text))
 
-    def report(self, key: str, problem: str) -> None:
-        """A reason that degrades."""
+    def report(self, key: str, problem: str) -> bool:
+        """A reason that degrades; True when it is news."""
+        if self._problems.get(key) == problem:
+            return False
         self._change(lambda: self._problems.__setitem__(key, problem))
+        return True
 
     def as_json(self) -> dict[str, Any]:
         with self._lock:

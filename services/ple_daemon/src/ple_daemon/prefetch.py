@@ -51,7 +51,7 @@ class Prefetcher:
         self._queue: OrderedDict[Key, _Hint] = OrderedDict()
         self._running: tuple[Key, _Hint] | None = None
         self._stopping = threading.Event()
-        self._bitmap = np.zeros(-(-table.size_bytes // PAGE_BYTES // 8), np.uint8)
+        self._bitmap = np.zeros(table.page_bitmap_bytes, np.uint8)
         self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
 
     def start(self) -> None:

@@ -18,10 +18,11 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
 )
+_FLUSH_S = 0.5
 
 
 class RpcServer:
-    """Serves from `start` to `stop`. Each open stream, a health watch too, holds one of `max_calls` threads."""
+    """Serves from `start` to `stop`. An open stream holds one of `max_calls` threads as long as it lives."""
 
     def __init__(self, servicer: TableServicer, run_dir: RunDirectory, max_calls: int) -> None:
         self._run_dir = run_dir
@@ -53,9 +54,9 @@ class RpcServer:
         """Tell health watchers that this daemon no longer serves."""
         self._health.enter_graceful_shutdown()
 
-    def stop(self, grace_s: float) -> None:
-        """Close the socket; what still runs after `grace_s` is cancelled."""
-        self._server.stop(grace_s).wait(grace_s + 1)
+    def stop(self) -> None:
+        """Close the socket. Answers on their way get a moment to leave, idle streams are cancelled."""
+        self._server.stop(_FLUSH_S).wait(2 * _FLUSH_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

@@ -11,14 +11,15 @@ from ple_daemon import gather
 from ple_daemon.advice import Advisor
 from ple_daemon.counters import TableCounters
 from ple_daemon.decode_gate import DecodeGate
+from ple_daemon.errors import TableRefusedError
 from ple_daemon.file_watch import FileWatch
 from ple_daemon.fingerprint import fingerprint
 from ple_daemon.gather import Advice, Int64Array
 from ple_daemon.ngram_hash import NgramHash
-from ple_daemon.region import Region
+from ple_daemon.region import PAGE_BYTES, Region
 from ple_daemon.sigbus import guard
 from ple_daemon.table_format import TableLayout
-from ple_rpc.errors import BadRow, RowsLost, TableChanged
+from ple_rpc.errors import BadRow, RowsLost, TableChanged, TableError
 
 Rows = npt.NDArray[np.uint8]
 
@@ -47,8 +48,16 @@ class Table:
         self._repair_lock = threading.Lock()
         self._repaired = self._guard.faults
         self.watch = FileWatch(self._region.files)
-        self.advisor = Advisor(self._region, advice)
-        self.fingerprint = fingerprint(layout, self.lookup)
+        try:
+            self.advisor = Advisor(self._region, advice)
+        except TableRefusedError:
+            self._unmap()
+            raise
+        try:
+            self.fingerprint = fingerprint(layout, self.lookup)
+        except TableError as error:
+            self.close()
+            raise TableRefusedError(str(error)) from error
 
     @property
     def first_address(self) -> int:
@@ -58,6 +67,11 @@ class Table:
     def size_bytes(self) -> int:
         """Bytes of the mapped range, a multiple of the page size."""
         return self._region.size_bytes
+
+    @property
+    def page_bitmap_bytes(self) -> int:
+        """Bytes of a bitmap with one bit for each page of the mapped range."""
+        return -(-self.size_bytes // PAGE_BYTES // 8)
 
     def lookup(self, row_ids: npt.ArrayLike, out: Rows | None = None) -> Rows:
         """Rows as stored, uint8 [len(row_ids) * row_bytes], in `out` when given.
@@ -92,15 +106,18 @@ class Table:
 
     def close(self) -> None:
         """Unmap and close the files. No lookup may run."""
-        self._guard.release(self.first_address)
         self.advisor.close()
-        self._region.close()
+        self._unmap()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _unmap(self) -> None:
+        self._guard.release(self.first_address)
+        self._region.close()
 
     def _lookup_decode(self, ids: Int64Array, out: Rows) -> None:
         advisor, faults = self.advisor, self._guard.faults

@@ -1,10 +1,9 @@
-"""Runs every kernel once before the daemon says ready: compiling takes seconds, loading from the cache none."""
+"""Runs every kernel once before the daemon says ready: the first time they are compiled."""
 
 import numpy as np
 
 from ple_daemon import gather
 from ple_daemon.page_windows import collect_windows, populate_windows, read_windows
-from ple_daemon.region import PAGE_BYTES
 from ple_daemon.table import Table
 
 
@@ -14,7 +13,7 @@ def warm_up(table: Table) -> None:
     table.lookup_tokens([0])
     ids = np.zeros(1, np.int64)
     gather.read(ids, places, row_bytes, np.empty(row_bytes, np.uint8))
-    seen = np.zeros(-(-table.size_bytes // PAGE_BYTES // 8) + 1, np.uint8)
+    seen = np.zeros(table.page_bitmap_bytes, np.uint8)
     windows = collect_windows(ids, places, row_bytes, table.first_address, seen)
     read_windows(windows, places, int(advisor.advice), advisor.pidfd)
     populate_windows(windows)
