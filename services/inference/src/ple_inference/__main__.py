@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ple_inference.log_lines import log_to_stderr
+from ple_inference.settings import PREFIX, Settings, SettingsError, load_settings
 
 if TYPE_CHECKING:
     from ple_inference.tiny.config import TinyOptions
@@ -41,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_tiny(commands)
+    _add_serve(commands)
     return parser
 
 
@@ -68,6 +74,60 @@ def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     tiny.add_argument("--force", action="store_true", help="replace what OUT holds")
     tiny.set_defaults(run=_run_tiny)
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a checkpoint over an OpenAI-compatible API",
+        description="Serves a checkpoint; its n-gram rows come from ple-daemon, which may start later.",
+        epilog="examples:\n  ple-inference serve --model var/models/triplex-tiny\n"
+        "  ple-inference serve --model /models/tiny --table unix:/run/triplex/table.sock "
+        "--http-address 127.0.0.1:8100\n\n"
+        "Every field of Settings can be set as PLE_INFERENCE_<FIELD>; flags come first. Fields:\n  "
+        + "\n  ".join(Settings.model_fields),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument("--engine", metavar="reference", help="reference: Transformers on a CPU (default)")
+    serve.add_argument("--model", type=Path, metavar="DIR", help="folder of the checkpoint")
+    serve.add_argument("--table", dest="table_address", metavar="ADDRESS", help="the daemon, unix:PATH")
+    serve.add_argument("--http-address", metavar="HOST:PORT", help="default 127.0.0.1:8100")
+    serve.add_argument("--served-model-name", metavar="NAME", help="default: the folder's name")
+    serve.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that decode at once")
+    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    serve.set_defaults(run=_run_serve)
+
+
+def _run_serve(args: argparse.Namespace) -> int:
+    flags = {name: value for name, value in vars(args).items() if name != "run"}
+    environ = os.environ  # noqa: TID251 - here the process's environment comes in
+    if (args.engine or environ.get(f"{PREFIX}ENGINE")) == "vllm":
+        raise CommandError("engine vllm is not built yet; use --engine reference")
+    try:
+        settings = load_settings(environ, flags, Path.cwd())
+    except SettingsError as error:
+        raise CommandError(str(error)) from error
+    _require_reference_extra()
+    log_to_stderr(settings.log_level)
+    fields = " ".join(f"{name}={value}" for name, value in settings.model_dump().items())
+    logging.getLogger(__name__).info("settings %s", fields)
+    _serve(settings)
+    return 0
+
+
+def _serve(settings: Settings) -> None:
+    from ple_inference.reference.checkpoint import CheckpointError, read_checkpoint
+
+    try:
+        checkpoint = read_checkpoint(settings.model)
+    except CheckpointError as error:
+        raise CommandError(str(error)) from error
+    from ple_inference.reference.serve import ServeError, serve
+
+    try:
+        serve(settings, checkpoint)
+    except ServeError as error:
+        raise CommandError(str(error)) from error
 
 
 def _run_tiny(args: argparse.Namespace) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ple_rpc.rundir import TABLE_SOCKET_NAME, run_directory
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ple_rpc.rundir import TABLE_SOCKET_NAME, run_directory
 
 PREFIX = "PLE_INFERENCE_"
 # Orchestrators inject such names for every service that they know.
@@ -68,53 +69,38 @@ class Settings(BaseSettings):
         split_address(value)
         return value
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load_settings` was given: it holds the environment already."""
-        return (init_settings,)
-
     @property
     def model_name(self) -> str:
         return self.served_model_name or self.model.name
 
 
 def load_settings(environ: Mapping[str, str], flags: Mapping[str, Any], anchor: Path) -> Settings:
-    """Settings from the environment, overridden by flags that are not None. Raises SettingsError.
+    """Settings from the process's environment, overridden by flags that are not None. Raises SettingsError.
 
-    `anchor` is the checkout whose run directory holds the daemon's socket when no address is given.
+    `environ` is that environment; `anchor` is the checkout whose run directory holds the daemon's socket
+    when no address is given.
     """
-    default_socket = run_directory(environ, anchor) / TABLE_SOCKET_NAME
-    values: dict[str, Any] = {"table_address": f"unix:{default_socket}"}
-    values |= _from_environment(environ)
-    values |= {name: value for name, value in flags.items() if value is not None}
-    if "model" not in values:
+    _refuse_unknown(environ)
+    given = {name: value for name, value in flags.items() if value is not None}
+    if "table_address" not in given and f"{PREFIX}TABLE_ADDRESS" not in environ:
+        given["table_address"] = f"unix:{run_directory(environ, anchor) / TABLE_SOCKET_NAME}"
+    if "model" not in given and f"{PREFIX}MODEL" not in environ:
         raise SettingsError(f"no model; give --model or {PREFIX}MODEL")
     try:
-        return Settings(**values)
+        return Settings(**given)
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"])
         raise SettingsError(f"{PREFIX}{name.upper()} is {first['input']!r}: {first['msg']}") from error
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    values = {}
-    for variable, value in environ.items():
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    """pydantic-settings overlooks misspelt variables of the process."""
+    for variable in environ:
         name = variable.removeprefix(PREFIX)
-        if name == variable:
+        if name == variable or name.lower() in Settings.model_fields or _INJECTED.search(variable):
             continue
-        if name.lower() in Settings.model_fields:
-            values[name.lower()] = value
-        elif not _INJECTED.search(variable):
-            raise SettingsError(f"unknown setting {variable}; known are the fields of Settings, see --help")
-    return values
+        raise SettingsError(f"unknown setting {variable}; `ple-inference serve --help` lists those there are")
 
 
 def split_address(address: str) -> tuple[str, int]:

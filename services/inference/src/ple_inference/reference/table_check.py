@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ple_rpc.table.v1 import table_pb2
-
 from ple_inference.reference.table_embedding import NgramConstants
+from ple_rpc.table.v1 import table_pb2
 
 PROTOCOL_VERSION = 1
 _ROW_TYPES = {
@@ -19,9 +18,7 @@ class WrongTableError(Exception):
     """The daemon serves another table than the checkpoint needs; one line."""
 
 
-def check_table(
-    table: table_pb2.TableDescription, constants: NgramConstants, config: dict[str, Any]
-) -> None:
+def check_table(table: table_pb2.TableDescription, constants: NgramConstants, config: dict[str, Any]) -> None:
     """Compare what the daemon says with what the checkpoint's config says. Raises WrongTableError."""
     expected = {
         "row type": (table_pb2.RowType.Name(table.row_type), table_pb2.RowType.Name(_row_type(config))),

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from ple_rpc.table.v1 import table_pb2
 from torch import Tensor, nn
+
+from ple_rpc.table.v1 import table_pb2
 
 # Transformers keeps the ids before the newest token as one more "conv state" of the layer's cache.
 _CONTEXT_STATE = 2

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from ple_inference.byte_level import CHARACTER_OF_BYTE
 from ple_inference.tiny.config import MAX_POSITIONS, TinyOptions
 
 # How Qwen splits text into words before merging bytes.
@@ -50,14 +51,6 @@ class VocabularyError(Exception):
     """The package that carries the real vocabulary is not there."""
 
 
-def byte_alphabet() -> dict[int, str]:
-    """The printable character that byte-level BPE writes for each byte (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {byte: chr(byte) for byte in printable}
-    rest = (byte for byte in range(256) if byte not in table)
-    return table | {byte: chr(256 + place) for place, byte in enumerate(rest)}
-
-
 def ordinary_tokens(options: TinyOptions) -> dict[bytes, int]:
     """Bytes of every ordinary (not added) token -> its id, which is also its merge rank."""
     return _real_ranks() if options.vocab == "real" else _tiny_ranks(options.ids.endoftext)
@@ -83,8 +76,7 @@ def _tiny_ranks(count: int) -> dict[bytes, int]:
 
 def build_tokenizer(ranks: Mapping[bytes, int], added: Iterable[str]) -> Tokenizer:
     """A byte-level BPE tokenizer whose merges are all splits of a token into two known ones, by rank."""
-    alphabet = byte_alphabet()
-    text = {token: "".join(alphabet[byte] for byte in token) for token in ranks}
+    text = {token: "".join(CHARACTER_OF_BYTE[byte] for byte in token) for token in ranks}
     merges = sorted(
         (rank, ranks[token[:cut]], ranks[token[cut:]], text[token[:cut]], text[token[cut:]])
         for token, rank in ranks.items()

@@ -1,0 +1,1 @@
+"""The reference engine's OpenAI-compatible HTTP server."""

@@ -1,0 +1,139 @@
+"""Runs the reference engine's HTTP server: up at once, ready when the model and the table are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from ple_inference.health import Health
+from ple_inference.metrics import Metrics
+from ple_inference.reference.api.app import Api, create_app
+from ple_inference.reference.checkpoint import Checkpoint
+from ple_inference.reference.service import Service, load_service, open_client
+from ple_inference.reference.table_check import WrongTableError
+from ple_inference.settings import Settings, split_address
+from ple_rpc.client import TableClient
+from ple_rpc.errors import TableError
+
+_log = logging.getLogger(__name__)
+_DRAIN_POLL_S = 0.1
+_CLOSE_CONNECTIONS_S = 5
+
+
+class ServeError(Exception):
+    """Why serving ended badly; one line."""
+
+
+def serve(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ServeError."""
+    try:
+        client = open_client(settings)
+    except TableError as error:
+        raise ServeError(str(error)) from error
+    with contextlib.closing(client), contextlib.closing(_bind(settings.http_address)) as listener:
+        asyncio.run(_Server(settings, checkpoint, client, listener).run())
+
+
+def _bind(address: str) -> socket.socket:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ServeError(
+            f"cannot listen on {address}: {error.strerror or error}; choose another --http-address"
+        ) from error
+    return listener
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: draining comes before it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    def __init__(
+        self, settings: Settings, checkpoint: Checkpoint, client: TableClient, listener: socket.socket
+    ) -> None:
+        self._settings, self._checkpoint, self._client = settings, checkpoint, client
+        self._listener = listener
+        self._metrics, self._health = Metrics(), Health()
+        self._metrics.watch_table(lambda: client.stats)
+        self._health.add_check(lambda: "waiting_for_table" if client.stats.waiting_since else None)
+        self._api = Api(settings, self._health, self._metrics)
+        config = uvicorn.Config(
+            create_app(self._api),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+        )
+        self._http = _QuietServer(config)
+
+    async def run(self) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        host, port = self._listener.getsockname()[:2]
+        _log.info("listening address=%s:%d", host, port)
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        stopped = asyncio.create_task(stop.wait())
+        loading = asyncio.create_task(asyncio.to_thread(self._load))
+        try:
+            await asyncio.wait({http, stopped, loading}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                self._start_serving(loading.result())
+                await asyncio.wait({http, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await self._drain()
+        finally:
+            stopped.cancel()
+            await self._shut_down(http, loading)
+
+    def _load(self) -> Service:
+        try:
+            return load_service(self._settings, self._checkpoint, self._metrics, self._client)
+        except (WrongTableError, TableError) as error:
+            raise ServeError(str(error)) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ServeError(f"cannot load {self._checkpoint.path}: {error}") from error
+
+    def _start_serving(self, service: Service) -> None:
+        self._api.service = service
+        self._health.ready()
+        _log.info("ready model=%s max_model_len=%d", self._settings.model_name, service.max_model_len)
+
+    async def _drain(self) -> None:
+        self._health.stopping()
+        engine = self._api.service.engine if self._api.service else None
+        if engine is None:
+            return
+        _log.info("draining running=%d waiting=%d", engine.num_running, engine.num_waiting)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_deadline_s):
+                while engine.num_running or engine.num_waiting:
+                    await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _shut_down(self, http: asyncio.Task[None], loading: asyncio.Task[Service]) -> None:
+        # Ends a load that waits for the daemon, and lookups that do.
+        self._client.close()
+        if self._api.service is not None:
+            await asyncio.to_thread(self._api.service.close)
+        elif not loading.done():
+            await asyncio.wait({loading})
+        self._http.should_exit = True
+        await http
+        _log.info("stopped")
