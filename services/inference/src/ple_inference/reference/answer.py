@@ -134,7 +134,8 @@ class AnswerParser:
 def _typed(value: str, schema: Any) -> Any:
     """Strings stand raw, all else as JSON; without a schema JSON that parses is taken for JSON."""
     if isinstance(schema, dict) and schema.get("type") == "string":
-        return value
+        # A grammar may put a space where templates put a line end.
+        return value.strip() if value.strip() in schema.get("enum", ()) else value
     try:
         return json.loads(value)
     except ValueError:

@@ -29,7 +29,8 @@ class Forward:
         self._model, self._prompt, self._images = model, prompt, images
         # An image's embeddings are made in one piece with its placeholders.
         self._chunk_tokens = len(prompt) if images else chunk_tokens
-        self._cache: Any = DynamicCache(config=model.config.text_config)
+        text_config: Any = model.config.text_config
+        self._cache: Any = DynamicCache(config=text_config)
         self._computed = 0
         self._positions, self._delta = self._prompt_positions()
 

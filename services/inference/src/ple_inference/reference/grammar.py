@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,8 @@ from ple_inference.reference.vocabulary import Vocabulary
 _CACHE_BYTES = 64 * 2**20
 _WORKERS = 2
 _MAX_COMPILING = 8
+# xgrammar's messages begin with a time and a line of its source.
+_SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 class GrammarError(Exception):
@@ -78,18 +81,16 @@ class GrammarCompiler:
 
     async def any_object(self) -> Callable[[], GrammarState]:
         """Any JSON object."""
-        return await self.schema({"type": "object"}, closed=False)
+        return await self.schema({"type": "object"})
 
-    async def schema(self, schema: Any, *, closed: bool = True) -> Callable[[], GrammarState]:
-        """JSON that meets `schema`; `closed` forbids members that it does not name.
+    async def schema(self, schema: Any) -> Callable[[], GrammarState]:
+        """JSON that meets `schema`, without members that an object's `properties` do not name.
 
         Each call of the result starts at the grammar's beginning. Raises GrammarError, GrammarBusyError.
         """
         text = json.dumps(schema)
         # Free whitespace would let a wandering model write spaces for ever.
-        return await self._compile(
-            lambda: self._compiler.compile_json_schema(text, any_whitespace=False, strict_mode=closed)
-        )
+        return await self._compile(lambda: self._compiler.compile_json_schema(text, any_whitespace=False))
 
     async def tool_calls(self, tools: list[dict[str, Any]], *, parallel: bool) -> Callable[[], GrammarState]:
         """At least one call of one of `tools` in Qwen's XML form. Raises as `schema`."""
@@ -101,6 +102,7 @@ class GrammarCompiler:
                     "type": "json_schema",
                     "json_schema": tool["function"].get("parameters") or {"type": "object"},
                     "style": "qwen_xml",
+                    "max_whitespace_cnt": 1,
                 },
                 "end": "\n</function>\n</tool_call>",
             }
@@ -130,7 +132,7 @@ class GrammarCompiler:
         except TimeoutError as error:
             raise GrammarError(f"compiling took longer than {self._deadline_s:g} s") from error
         except (ValueError, RuntimeError) as error:
-            raise GrammarError(str(error).strip().splitlines()[-1]) from error
+            raise GrammarError(_SOURCE_PLACE.sub("", str(error).strip().splitlines()[-1])) from error
         return lambda: GrammarState(compiled, self._vocab_size)
 
     def _done(self, future: asyncio.Future[xgrammar.CompiledGrammar]) -> None:

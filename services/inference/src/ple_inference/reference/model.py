@@ -6,20 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen4ExpForConditionalGeneration
-from transformers.utils import logging as transformers_logging
+import transformers
 
 from ple_inference.reference.table_embedding import NgramConstants, TableEmbedding
 
+# Typed too loosely to be checked against.
+_Qwen4Exp: Any = transformers.Qwen4ExpForConditionalGeneration
+_logging: Any = transformers.utils.logging
 
-class ReferenceModel(Qwen4ExpForConditionalGeneration):
+
+class ReferenceModel(_Qwen4Exp):  # type: ignore[misc]
     """The checkpoint's model whose n-gram embedding is a `TableEmbedding`.
 
     from_pretrained builds on the meta device, so that the replaced table is never allocated, and its
     tensors are keys that nothing in the model asks for, so that they are never read.
     """
 
-    _keys_to_ignore_on_load_unexpected = (r"^mtp\.", r"\.ple_embedding\.")
+    _keys_to_ignore_on_load_unexpected = [r"^mtp\.", r"\.ple_embedding\."]  # noqa: RUF012 - as upstream
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -37,7 +40,8 @@ class ReferenceModel(Qwen4ExpForConditionalGeneration):
 def load_model(folder: Path, num_threads: int) -> ReferenceModel:
     """Load everything but the table, in the checkpoint's dtype. Takes the process's torch threads over."""
     torch.set_num_threads(num_threads)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    _logging.set_verbosity_error()
+    _logging.disable_progress_bar()
     model: ReferenceModel = ReferenceModel.from_pretrained(folder, dtype="auto").eval()
-    return model.requires_grad_(False)
+    model.requires_grad_(False)
+    return model

@@ -8,17 +8,20 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ple_inference.health import Health
 from ple_inference.metrics import Metrics
-from ple_inference.reference.api.app import Api, create_app
+from ple_inference.operations import starting_app
 from ple_inference.reference.checkpoint import Checkpoint
-from ple_inference.reference.service import Service, load_service, open_client
-from ple_inference.reference.table_check import WrongTableError
 from ple_inference.settings import Settings, split_address
-from ple_rpc.client import TableClient
+
+if TYPE_CHECKING:
+    from ple_inference.reference.service import Service
+from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.errors import TableError
 
 _log = logging.getLogger(__name__)
@@ -33,8 +36,9 @@ class ServeError(Exception):
 def serve(settings: Settings, checkpoint: Checkpoint) -> None:
     """Serve until SIGTERM or SIGINT. Raises ServeError."""
     try:
-        client = open_client(settings)
-    except TableError as error:
+        options = ClientOptions(lookup_deadline_s=settings.lookup_deadline_s)
+        client = TableClient(settings.table_address, options)
+    except (TableError, ValueError) as error:
         raise ServeError(str(error)) from error
     with contextlib.closing(client), contextlib.closing(_bind(settings.http_address)) as listener:
         asyncio.run(_Server(settings, checkpoint, client, listener).run())
@@ -63,6 +67,16 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
+class _Switch:
+    """An application that can be replaced while it is served."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
 class _Server:
     def __init__(
         self, settings: Settings, checkpoint: Checkpoint, client: TableClient, listener: socket.socket
@@ -72,9 +86,10 @@ class _Server:
         self._metrics, self._health = Metrics(), Health()
         self._metrics.watch_table(lambda: client.stats)
         self._health.add_check(lambda: "waiting_for_table" if client.stats.waiting_since else None)
-        self._api = Api(settings, self._health, self._metrics)
+        self._service: Service | None = None
+        self._app = _Switch(starting_app(self._health, self._metrics))
         config = uvicorn.Config(
-            create_app(self._api),
+            self._app,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -104,6 +119,10 @@ class _Server:
             await self._shut_down(http, loading)
 
     def _load(self) -> Service:
+        # Imported here, while health is already served: torch and transformers take seconds.
+        from ple_inference.reference.service import load_service
+        from ple_inference.reference.table_check import WrongTableError
+
         try:
             return load_service(self._settings, self._checkpoint, self._metrics, self._client)
         except (WrongTableError, TableError) as error:
@@ -112,15 +131,18 @@ class _Server:
             raise ServeError(f"cannot load {self._checkpoint.path}: {error}") from error
 
     def _start_serving(self, service: Service) -> None:
-        self._api.service = service
+        from ple_inference.reference.api.app import Api, create_app
+
+        self._service = service
+        self._app.app = create_app(Api(service, self._health, self._metrics))
         self._health.ready()
         _log.info("ready model=%s max_model_len=%d", self._settings.model_name, service.max_model_len)
 
     async def _drain(self) -> None:
         self._health.stopping()
-        engine = self._api.service.engine if self._api.service else None
-        if engine is None:
+        if self._service is None:
             return
+        engine = self._service.engine
         _log.info("draining running=%d waiting=%d", engine.num_running, engine.num_waiting)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_deadline_s):
@@ -130,8 +152,8 @@ class _Server:
     async def _shut_down(self, http: asyncio.Task[None], loading: asyncio.Task[Service]) -> None:
         # Ends a load that waits for the daemon, and lookups that do.
         self._client.close()
-        if self._api.service is not None:
-            await asyncio.to_thread(self._api.service.close)
+        if self._service is not None:
+            await asyncio.to_thread(self._service.close)
         elif not loading.done():
             await asyncio.wait({loading})
         self._http.should_exit = True

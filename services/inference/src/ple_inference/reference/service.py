@@ -18,8 +18,7 @@ from ple_inference.reference.model import load_model
 from ple_inference.reference.table_check import PROTOCOL_VERSION, WrongTableError, check_table
 from ple_inference.reference.vocabulary import Vocabulary
 from ple_inference.settings import Settings
-from ple_rpc.client import ClientOptions, TableClient
-from ple_rpc.errors import TableError
+from ple_rpc.client import TableClient
 
 _log = logging.getLogger(__name__)
 _WAIT_LOG_INTERVAL_S = 5.0
@@ -105,16 +104,6 @@ def load_service(
     service.engine.start()
     metrics.watch_sequences(lambda: service.engine.num_running, lambda: service.engine.num_waiting)
     return service
-
-
-def open_client(settings: Settings) -> TableClient:
-    """A client that connects on first use. Raises TableError for an address that can never work."""
-    try:
-        return TableClient(
-            settings.table_address, ClientOptions(lookup_deadline_s=settings.lookup_deadline_s)
-        )
-    except ValueError as error:
-        raise TableError(str(error)) from error
 
 
 def _log_waits(address: str) -> Callable[[str], None]:

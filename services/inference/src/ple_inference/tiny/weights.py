@@ -27,7 +27,7 @@ def shapes(options: TinyOptions) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every parameter, the draft module's too, in Transformers' names. Allocates nothing."""
     with torch.device("meta"):
         config: Any = Qwen4ExpConfig(**model_config(options))
-        model: nn.Module = Qwen4ExpForConditionalGeneration(config)
+        model: nn.Module = Qwen4ExpForConditionalGeneration(config)  # type: ignore[no-untyped-call]
         draft = _DraftModule(config.text_config)
     named = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     return named | {f"mtp.{name}": tuple(tensor.shape) for name, tensor in draft.named_parameters()}

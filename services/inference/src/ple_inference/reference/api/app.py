@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ple_inference.health import Health
 from ple_inference.metrics import Metrics
+from ple_inference.operations import operation_routes
 from ple_inference.reference.api.chat import complete_chat
 from ple_inference.reference.api.completions import complete_text
 from ple_inference.reference.api.errors import ApiError, bad_request, install_error_handlers, unavailable
@@ -27,7 +28,6 @@ from ple_inference.reference.api.parameters import (
 )
 from ple_inference.reference.api.prompts import chat_prompt, text_prompt
 from ple_inference.reference.service import Service
-from ple_inference.settings import Settings
 
 Body = TypeVar("Body", bound=GenerationBody)
 
@@ -39,16 +39,16 @@ _CLIENT_CLOSED = 499
 
 
 class Api:
-    """The routes' state. `service` is None until the model is loaded."""
+    """The routes' state."""
 
-    def __init__(self, settings: Settings, health: Health, metrics: Metrics) -> None:
-        self.settings, self.health, self.metrics = settings, health, metrics
-        self.service: Service | None = None
+    def __init__(self, service: Service, health: Health, metrics: Metrics) -> None:
+        self.service, self.settings = service, service.settings
+        self.health, self.metrics = health, metrics
         self.created = int(time.time())
 
     def ready_service(self) -> Service:
-        """Raises ApiError while starting and while stopping."""
-        if self.service is None or not self.health.serving:
+        """Raises ApiError while stopping."""
+        if not self.health.serving:
             raise unavailable(f"the service is {self.health.report()['state']}", "not_ready")
         return self.service
 
@@ -93,7 +93,7 @@ def create_app(api: Api) -> ASGIApp:
     install_error_handlers(app)
     _add_completions(app, api)
     _add_models(app, api)
-    _add_operations(app, api)
+    app.router.routes.extend(operation_routes(api.health, api.metrics, lambda: api.service.engine.alive))
     return _RequestIds(app)
 
 
@@ -123,13 +123,12 @@ def _add_completions(app: FastAPI, api: Api) -> None:
 
 def _add_models(app: FastAPI, api: Api) -> None:
     def describe() -> dict[str, Any]:
-        service = api.ready_service()
         return {
             "id": api.settings.model_name,
             "object": "model",
             "created": api.created,
             "owned_by": "triplex",
-            "max_model_len": service.max_model_len,
+            "max_model_len": api.service.max_model_len,
         }
 
     @app.get("/v1/models")
@@ -143,7 +142,7 @@ def _add_models(app: FastAPI, api: Api) -> None:
 
     @app.get("/v1/triplex/capacity")
     async def capacity() -> Response:
-        service = api.ready_service()
+        service = api.service
         per_sequence = -(-service.max_model_len // _TOKENS_PER_BLOCK)
         return JSONResponse(
             {
@@ -161,22 +160,6 @@ def _add_models(app: FastAPI, api: Api) -> None:
     @app.get("/v1/triplex/overrides")
     async def overrides() -> Response:
         return JSONResponse([])
-
-
-def _add_operations(app: FastAPI, api: Api) -> None:
-    @app.get("/livez")
-    async def livez() -> Response:
-        dead = api.service is not None and not api.service.engine.alive and api.health.serving
-        return JSONResponse(api.health.report(), 503 if dead else 200)
-
-    @app.get("/readyz")
-    @app.get("/health")
-    async def readyz() -> Response:
-        return JSONResponse(api.health.report(), 200 if api.health.serving else 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(api.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 class _RequestIds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,7 +143,7 @@ class _Reply:
         usage = self._generation.usage.as_json()
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
 
-    async def chunks(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
         for choice in self._choices:
             yield self._chunk(choice, {"role": "assistant", "content": ""})
         async with aclosing(self._generation.events(request)) as events:

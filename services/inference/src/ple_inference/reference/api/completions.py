@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,8 +60,8 @@ def _prompts_of(body: CompletionBody) -> list[str | list[int]]:
             raise bad_request("no prompt", "prompt")
         case [int(), *_]:
             return [body.prompt]  # type: ignore[list-item]  # one prompt of token ids
-        case _:
-            return list(body.prompt)
+        case [*several]:
+            return several  # type: ignore[return-value]  # texts, or lists of ids
 
 
 @dataclass
@@ -108,7 +108,7 @@ class _Reply:
         choices = [self._part(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._head, "choices": choices, "usage": self._generation.usage.as_json()}
 
-    async def chunks(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, request: Request) -> AsyncGenerator[dict[str, Any]]:
         async with aclosing(self._generation.events(request)) as events:
             async for index, event in events:
                 choice = self._choices[index]

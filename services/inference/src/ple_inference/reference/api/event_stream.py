@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -15,12 +15,12 @@ from ple_inference.reference.api.generation import ClientGoneError
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def event_stream(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> StreamingResponse:
     """Send each chunk as one event, then [DONE]; an error after the start is an event, too."""
     return StreamingResponse(_frames(chunks), media_type="text/event-stream; charset=utf-8", headers=_HEADERS)
 
 
-async def _frames(chunks: Any) -> AsyncIterator[bytes]:
+async def _frames(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
     async with aclosing(chunks):
         try:
             async for chunk in chunks:

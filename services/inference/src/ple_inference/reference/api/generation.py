@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from fastapi import Request
@@ -124,7 +124,7 @@ class Generation:
 
         return deliver
 
-    async def events(self, request: Request) -> AsyncIterator[tuple[int, Delta | Finished]]:
+    async def events(self, request: Request) -> AsyncGenerator[tuple[int, Delta | Finished]]:
         """Deltas and ends of all choices as they come.
 
         Raises ApiError when one fails and ClientGoneError when the client is gone; both end all choices.
