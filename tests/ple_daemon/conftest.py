@@ -37,6 +37,11 @@ def eventually(condition: Callable[[], object], what: str, deadline_s: float = D
     return value
 
 
+def names(folder: Path) -> list[str]:
+    """What lies in the folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 class Daemon:
     """A `ple-daemon serve` process with its log, socket and HTTP port."""
 

@@ -72,7 +72,7 @@ def _verify(table: Path, write: bool) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog.split()[0]}: {message}; try {self.prog} --help", file=sys.stderr)
+        print(f"ple-daemon: {message}; try {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
 
 

@@ -5,8 +5,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-import numba
-
 from ple_daemon.errors import DaemonError
 
 
@@ -29,6 +27,8 @@ def prepare(wanted: Path | None) -> Path:
         raise DaemonError(f"kernel cache {folder}: others can write there; set PLE_DAEMON_CACHE_DIR")
     if not _is_writable(folder):
         raise DaemonError(f"kernel cache {folder}: cannot be written; set PLE_DAEMON_CACHE_DIR")
+    import numba  # after the settings are known to be right: it takes half a second
+
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
     return folder
 

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from ple_daemon.checkpoint import read_checkpoint
 from ple_daemon.errors import TableRefusedError
 from ple_daemon.flat_file import read_sidecar
-from ple_daemon.source import read_layout
 from ple_daemon.strict_json import read_object
 
 MANIFEST_NAME = "ple-checksums.json"
@@ -23,6 +23,8 @@ def verify(table: Path) -> int:
 
     Raises TableRefusedError that names every bad file or segment.
     """
+    if not table.exists():
+        raise TableRefusedError(f"{table}: does not exist")
     return _verify_checkpoint(table) if table.is_dir() else _verify_flat(table)
 
 
@@ -47,7 +49,7 @@ def write_manifest(checkpoint: Path) -> Path:
 
 
 def _table_files(checkpoint: Path) -> list[Path]:
-    layout = read_layout(checkpoint)
+    layout = read_checkpoint(checkpoint)
     return [checkpoint / "config.json", *sorted({segment.path for segment in layout.segments})]
 
 

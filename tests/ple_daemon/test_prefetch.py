@@ -1,0 +1,174 @@
+"""Prompts read ahead: what becomes resident, in which order, and how it stops."""
+
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from conftest import REAL_WIDTH, eventually
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ple_daemon import prefetch as prefetch_module
+from ple_daemon.gather import Advice
+from ple_daemon.page_windows import collect_windows
+from ple_daemon.prefetch import Prefetcher
+from ple_daemon.source import open_table, read_layout
+from ple_daemon.table import Table
+
+PAGE = mmap.PAGESIZE
+NO_CONTEXT = np.zeros(0, np.int64)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Table]:
+    with open_table(REAL_WIDTH.write(tmp_path / "own")) as table:
+        yield table
+
+
+@pytest.fixture
+def prefetcher(table: Table) -> Iterator[Prefetcher]:
+    made = Prefetcher(table, max_queued=3)
+    yield made
+    if made._thread.is_alive():
+        assert made.stop(10)
+
+
+def tokens(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 500, count)
+
+
+def mapped_bytes(table: Table) -> int:
+    """Resident bytes of this process's mappings of the table's files."""
+    paths = {str(segment.path) for segment in table.layout.segments}
+    return sum(m.rss for m in psutil.Process().memory_maps(grouped=False) if m.path in paths)
+
+
+def pages_of(table: Table, ids: np.ndarray) -> set[int]:
+    pages = set()
+    for row in ids.reshape(-1):
+        segment = int(np.searchsorted(table.places[:, 0], row, side="right")) - 1
+        start = table.places[segment, 1] + (row - table.places[segment, 0]) * table.layout.row_bytes
+        pages.update(range(int(start) // PAGE, int(start + table.layout.row_bytes - 1) // PAGE + 1))
+    return pages
+
+
+@pytest.mark.parametrize("advice", list(Advice))
+def test_rows_are_mapped_afterwards(advice: Advice, tmp_path: Path) -> None:
+    prompt = tokens(40)
+    with Table(read_layout(REAL_WIDTH.write(tmp_path / "own")), advice) as table:
+        table._region.remap()  # forget what the fingerprint mapped
+        assert mapped_bytes(table) == 0
+        prefetcher = Prefetcher(table, 3)
+        prefetcher.start()
+        assert prefetcher.submit((b"", "a"), 0, prompt, NO_CONTEXT) == 40 * 16
+        eventually(lambda: prefetcher.idle, "prefetch done")
+        needed = pages_of(table, table.hash.row_ids(prompt))
+        assert prefetcher.counters.pages.value >= len(needed)
+        assert mapped_bytes(table) >= len(needed) * PAGE
+        assert prefetcher.counters.rows.value == 40 * 16
+        assert prefetcher.stop(10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, REAL_WIDTH.rows - 1), max_size=200))
+def test_windows_cover_every_page_and_repeat_none(shared_checkpoint: Path, ids: list[int]) -> None:
+    with open_table(shared_checkpoint) as table:
+        wanted = np.array(ids, np.int64)
+        bitmap = np.zeros(table.page_bitmap_bytes, np.uint8)
+        half = len(ids) // 2
+        windows = np.concatenate(
+            [
+                collect_windows(part, table.places, table.layout.row_bytes, table.first_address, bitmap)
+                for part in (wanted[:half], wanted[half:])
+            ]
+        )
+        assert (windows[:, 0] % PAGE == 0).all()
+        covered = {
+            page for first, size, _ in windows for page in range(first // PAGE, (first + size) // PAGE)
+        }
+        assert covered == pages_of(table, wanted)
+        assert len({tuple(window) for window in windows.tolist()}) == len(windows)
+        # A second pass over the same rows finds nothing new.
+        again = collect_windows(wanted, table.places, 320, table.first_address, bitmap)
+        assert len(again) == 0
+
+
+def test_context_leads_to_the_same_rows_as_the_lookup(
+    table: Table, prefetcher: Prefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are hashed in pieces; the pieces' rows must be those of the whole."""
+    prompt, context = tokens(5000), np.array([3, 4])
+    seen = []
+
+    def record(ids: np.ndarray, *arguments: object) -> np.ndarray:
+        seen.append(ids.copy())
+        return collect_windows(ids, *arguments)
+
+    monkeypatch.setattr(prefetch_module, "collect_windows", record)
+    prefetcher.start()
+    prefetcher.submit((b"", "a"), 0, prompt, context)
+    eventually(lambda: prefetcher.idle, "prefetch done")
+    assert len(seen) > 1
+    assert np.array_equal(np.concatenate(seen), table.hash.row_ids(prompt, context).reshape(-1))
+
+
+def test_full_queue_drops_hints(prefetcher: Prefetcher) -> None:
+    for name in "abc":
+        assert prefetcher.submit((b"", name), 0, tokens(1), NO_CONTEXT) == 16
+    assert prefetcher.submit((b"", "d"), 0, tokens(1), NO_CONTEXT) is None
+    assert prefetcher.submit((b"", "a"), 1, tokens(2), NO_CONTEXT) == 32
+    assert (prefetcher.queued, prefetcher.counters.dropped.value) == (3, 1)
+
+
+def test_epochs_decide_which_is_newest(prefetcher: Prefetcher) -> None:
+    key = (b"", "a")
+    assert prefetcher.submit(key, 5, tokens(1), NO_CONTEXT) is not None
+    assert prefetcher.submit(key, 4, tokens(1), NO_CONTEXT) is None
+    assert prefetcher.cancel(key, 4) is False
+    assert prefetcher.queued == 1
+    assert prefetcher.cancel(key, 5) is True
+    assert prefetcher.cancel(key, 5) is False
+    assert prefetcher.queued == 0
+    assert prefetcher.cancel((b"", "never seen"), 0) is False
+
+
+def test_a_decode_step_pauses_the_prefetch_and_cancel_ends_it(
+    table: Table, prefetcher: Prefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch_module, "_DECODE_PATIENCE_S", 60.0)
+    key = (b"", "a")
+    with table.gate.decode():
+        prefetcher.start()
+        prefetcher.submit(key, 0, tokens(4000), NO_CONTEXT)
+        eventually(lambda: prefetcher.queued == 0, "prefetch started")
+        assert prefetcher.counters.pages.value == 0
+        assert not prefetcher.idle
+        assert prefetcher.cancel(key, 0) is True
+    eventually(lambda: prefetcher.idle, "prefetch ended")
+    assert prefetcher.counters.pages.value == 0
+    assert prefetcher.counters.cancelled.value == 1
+
+
+def test_stop_ends_a_running_prefetch(table: Table, prefetcher: Prefetcher) -> None:
+    prefetcher.start()
+    for name in "abc":
+        prefetcher.submit((b"", name), 0, tokens(100_000, seed=ord(name)), NO_CONTEXT)
+    assert prefetcher.stop(10) is True
+    assert prefetcher.submit((b"", "d"), 0, tokens(1), NO_CONTEXT) is None
+    assert threading.active_count() >= 1
+
+
+def test_a_truncated_file_ends_the_prefetch_not_the_worker(table: Table, prefetcher: Prefetcher) -> None:
+    segment = table.layout.segments[1]
+    os.truncate(segment.path, segment.offset_bytes)
+    prefetcher.start()
+    prefetcher.submit((b"", "a"), 0, tokens(500), NO_CONTEXT)
+    eventually(lambda: prefetcher.idle, "prefetch ended")
+    assert prefetcher.counters.failures.value == 1
+    assert prefetcher.submit((b"", "b"), 0, tokens(1), NO_CONTEXT) == 16
+    eventually(lambda: prefetcher.idle, "next prefetch ended")

@@ -1,0 +1,236 @@
+"""The daemon as a process: how it starts, refuses, stops, dies and comes back."""
+
+import os
+import re
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from conftest import REAL_WIDTH, Daemon, eventually, names
+from ple_checkpoint import PREFIX, Checkpoint
+
+from ple_rpc.client import TableClient
+from ple_rpc.table.v1.table_service_pb2 import DescribeRequest, LookupRequest, LookupStreamRequest
+
+Start = Callable[..., Daemon]
+
+
+def rows_request(ids: object) -> LookupRequest:
+    return LookupRequest(row_ids_le64=np.asarray(ids, "<i8").tobytes())
+
+
+def test_socket_and_folder_are_private(start: Start, shared_checkpoint: Path, run_dir: Path) -> None:
+    start(shared_checkpoint).wait_ready()
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((run_dir / "table.sock").stat().st_mode) == 0o660
+    assert names(run_dir) == ["daemon.lock", "table.sock"]
+
+
+def test_settings_come_from_the_environment_and_are_logged_once(
+    start: Start, shared_checkpoint: Path
+) -> None:
+    daemon = start(
+        shared_checkpoint, PLE_DAEMON_ADVICE="posix_fadvise", PLE_DAEMON_DRAIN_TIMEOUT_S="3",
+        PLE_DAEMON_PORT="tcp://10.0.0.1:80", PLE_DAEMON_SERVICE_HOST="10.0.0.1",
+    ).wait_ready()  # fmt: skip
+    assert daemon.health()[1]["advice"] == "posix_fadvise"
+    assert daemon.log.count("drain_timeout_s=3.0") == 1
+    assert re.search(r"^\d{4}-\S+Z INFO ple-daemon starting table=", daemon.log)
+
+
+def test_arguments_win_over_the_environment(start: Start, shared_checkpoint: Path) -> None:
+    daemon = start(shared_checkpoint, "--advice", "none", PLE_DAEMON_ADVICE="posix_fadvise").wait_ready()
+    assert daemon.health()[1]["advice"] == "none"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_lets_a_running_lookup_finish(
+    number: signal.Signals, start: Start, shared_checkpoint: Path, shared_rows: np.ndarray
+) -> None:
+    daemon = start(shared_checkpoint).wait_ready()
+    daemon.stub.Describe(DescribeRequest(), timeout=30)
+    # Far more than the transport buffers, so the lookup is in flight until the answers are read.
+    ids = np.arange(60_000) % len(shared_rows)
+    answers = daemon.stub.LookupStream(iter([LookupStreamRequest(lookup=rows_request(ids))]), timeout=60)
+    parts = [next(answers).rows]
+    daemon.signal(number)
+    eventually(lambda: "draining" in daemon.log, "drain begun")
+    assert daemon.health() == (503, daemon.health()[1])
+    assert daemon.health()[1]["state"] == "stopping"
+    with pytest.raises(grpc.RpcError) as failure:
+        daemon.stub.Describe(DescribeRequest(), timeout=30)
+    assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+    parts.extend(answer.rows for answer in answers)
+    assert b"".join(parts) == shared_rows[ids].tobytes()
+    assert daemon.wait() == 0
+    assert "calls_finished=True prefetch_stopped=True" in daemon.log
+    assert names(daemon.run_dir) == ["daemon.lock"]
+
+
+def test_stop_does_not_wait_for_ever(start: Start, shared_checkpoint: Path, shared_rows: np.ndarray) -> None:
+    daemon = start(shared_checkpoint, "--drain-timeout-s", "0.2").wait_ready()
+    ids = np.arange(60_000) % len(shared_rows)
+    answers = daemon.stub.LookupStream(iter([LookupStreamRequest(lookup=rows_request(ids))]), timeout=60)
+    next(answers)  # and read no more
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert "calls_finished=False" in daemon.log
+
+
+def test_an_idle_stream_does_not_hold_a_stop_up(start: Start, shared_checkpoint: Path) -> None:
+    daemon = start(shared_checkpoint, "--drain-timeout-s", "60").wait_ready()
+    more = threading.Event()
+
+    def requests() -> object:
+        yield LookupStreamRequest(lookup=rows_request([1]))
+        more.wait(60)
+
+    answers = daemon.stub.LookupStream(requests(), timeout=60)
+    assert next(answers).last
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    more.set()
+    with pytest.raises(grpc.RpcError):
+        next(answers)
+
+
+def test_kill_and_restart_on_the_same_run_directory(
+    start: Start, shared_checkpoint: Path, shared_rows: np.ndarray
+) -> None:
+    daemon = start(shared_checkpoint).wait_ready()
+    instances = set()
+    with TableClient(f"unix:{daemon.socket}") as client:
+        for _ in range(3):
+            assert client.lookup_rows([1, 5]) == shared_rows[[1, 5]].tobytes()
+            instances.add(daemon.health()[1]["instance_id"])
+            daemon.signal(signal.SIGKILL)
+            assert daemon.wait() == -signal.SIGKILL
+            assert daemon.socket.exists()  # stale: nobody listens
+            daemon = start(shared_checkpoint).wait_ready()
+        assert client.lookup_rows([2]) == shared_rows[2].tobytes()
+    assert len(instances) == 3
+
+
+def test_one_daemon_per_run_directory(start: Start, shared_checkpoint: Path) -> None:
+    first = start(shared_checkpoint).wait_ready()
+    second = start(shared_checkpoint)
+    assert second.wait() == 1
+    assert one_error(second).startswith(
+        f"ple-daemon: run directory {first.run_dir}: another ple-daemon uses it"
+    )
+    assert first.stub.Describe(DescribeRequest(), timeout=30).protocol_version == 1
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    start(shared_checkpoint).wait_ready()
+
+
+def test_a_replaced_socket_is_not_deleted(start: Start, shared_checkpoint: Path) -> None:
+    daemon = start(shared_checkpoint).wait_ready()
+    daemon.socket.unlink()
+    daemon.socket.write_text("somebody else's")
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert daemon.socket.read_text() == "somebody else's"
+
+
+def test_truncation_under_a_running_daemon(start: Start, tmp_path: Path, shared_rows: np.ndarray) -> None:
+    daemon = start(REAL_WIDTH.write(tmp_path / "own"), "--watch-interval-s", "0.2").wait_ready()
+    victim = tmp_path / "own" / "model-00002-of-00003.safetensors"  # holds shard 1
+    first = REAL_WIDTH.rows // 4
+    assert daemon.stub.Lookup(rows_request([first]), timeout=30).rows == shared_rows[first].tobytes()
+    os.truncate(victim, 1000)
+    codes = set()
+    for ids in ([first + 100], np.arange(first, first + 300), [0]):
+        with pytest.raises(grpc.RpcError) as failure:
+            daemon.stub.Lookup(rows_request(ids), timeout=30)
+        codes.add(failure.value.code())
+    assert codes <= {grpc.StatusCode.DATA_LOSS, grpc.StatusCode.FAILED_PRECONDITION}
+    eventually(lambda: daemon.health()[1]["state"] == "degraded", "degraded")
+    status, body = daemon.health()
+    assert status == 200
+    assert any(str(victim) in reason for reason in body["reasons"])
+    assert "table changed, lookups are refused" in daemon.log
+    assert daemon.process.poll() is None
+
+
+def test_a_table_replaced_in_place_is_refused(start: Start, tmp_path: Path) -> None:
+    folder = REAL_WIDTH.write(tmp_path / "own")
+    daemon = start(folder, "--watch-interval-s", "0.1").wait_ready()
+    Checkpoint(width=160, base=2000, seed=9).write(folder)
+    eventually(lambda: daemon.health()[1]["state"] == "degraded", "degraded")
+    with pytest.raises(grpc.RpcError) as failure:
+        daemon.stub.Lookup(rows_request([0]), timeout=30)
+    assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_refusals_are_one_line(
+    command: Callable, shared_checkpoint: Path, run_dir: Path, tmp_path: Path
+) -> None:
+    made = Checkpoint()
+    tensors = made.tensors()
+    del tensors[PREFIX + "ngram_embedding.shard_2.weight"]
+    broken = made.write(tmp_path / "broken", tensors)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        good = {
+            "PLE_DAEMON_TABLE": str(shared_checkpoint),
+            "PLE_DAEMON_RUN_DIR": str(run_dir),
+            "PLE_DAEMON_HTTP_ADDRESS": "127.0.0.1:0",
+        }
+        for wrong, words in (
+            ({"PLE_DAEMON_TABLE": str(broken)}, f"{broken}: missing shard 2 of 4"),
+            ({"PLE_DAEMON_TABLE": str(tmp_path / "none")}, "none: does not exist"),
+            ({"PLE_DAEMON_HTTP_ADDRESS": address}, "Address already in use; choose another --http-address"),
+            ({"PLE_DAEMON_RUN_DIR": "/tmp/" + "x" * 100}, "choose a shorter run directory"),
+            ({"PLE_DAEMON_RUN_DIR": "/proc/none"}, "run directory /proc/none: "),
+            ({"PLE_DAEMON_TABEL": "x"}, "PLE_DAEMON_TABEL: unknown setting; known are PLE_DAEMON_ADVICE"),
+            ({"PLE_DAEMON_ADVICE": "x"}, "--advice or PLE_DAEMON_ADVICE: input should be"),
+            ({"PLE_DAEMON_DRAIN_TIMEOUT_S": "-1"}, "--drain-timeout-s or PLE_DAEMON_DRAIN_TIMEOUT_S: "),
+        ):
+            done = command("serve", **good | wrong)
+            assert done.returncode == 1, done.stderr
+            assert "Traceback" not in done.stderr
+            last = done.stderr.splitlines()[-1]
+            assert last.startswith("ple-daemon: ")
+            assert words in last
+
+
+def test_a_missing_table_is_one_line(command: Callable) -> None:
+    done = command("serve")
+    assert (done.returncode, done.stderr) == (1, "ple-daemon: TABLE or PLE_DAEMON_TABLE: field required\n")
+
+
+def test_wrong_arguments_are_one_line(command: Callable) -> None:
+    done = command("serve", "--nonsense")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "unrecognized arguments: --nonsense; try ple-daemon --help" in done.stderr
+    assert "examples:" in command("--help").stdout
+    assert "examples:" in command("serve", "--help").stdout
+
+
+def test_kernels_are_cached_where_they_may_be(
+    start: Start, shared_checkpoint: Path, tmp_path: Path, command: Callable
+) -> None:
+    cache = tmp_path / "cache"
+    start(shared_checkpoint, "--cache-dir", str(cache)).wait_ready().close()
+    made = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nb*")}
+    assert len([path for path in made if path.suffix == ".nbc"]) >= 8
+    start(shared_checkpoint, "--cache-dir", str(cache)).wait_ready()
+    assert made == {path: path.stat().st_mtime_ns for path in cache.rglob("*.nb*")}
+    cache.chmod(0o777)
+    refused = command("serve", shared_checkpoint, "--cache-dir", cache)
+    assert refused.returncode == 1
+    assert "others can write there" in refused.stderr.splitlines()[-1]
+
+
+def one_error(daemon: Daemon) -> str:
+    assert "Traceback" not in daemon.log
+    return daemon.log.splitlines()[-1]
