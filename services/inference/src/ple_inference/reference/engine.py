@@ -15,6 +15,7 @@ from ple_inference.reference.sequence import Failed, Finished, Sequence
 from ple_rpc.errors import LookupCancelled, TableError
 
 _log = logging.getLogger(__name__)
+_IDLE_WAIT_S = 60.0
 
 
 class QueueFullError(Exception):
@@ -115,7 +116,7 @@ class Engine:
         """Fill free places, waiting for work when there is none; False once stopping."""
         with self._changed:
             while not (self._stopping or self._waiting or self._running):
-                self._changed.wait()
+                self._changed.wait(_IDLE_WAIT_S)
             self._drop_cancelled()
             while self._waiting and len(self._running) < self._max_num_seqs:
                 self._running.append(self._waiting.popleft())

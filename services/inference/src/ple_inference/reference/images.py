@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pybase64
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ple_inference.reference.forward import ImageInputs
@@ -59,6 +59,8 @@ class ImageReader:
                 upright = ImageOps.exif_transpose(image)
         except ImageError:
             raise
+        except UnidentifiedImageError as error:
+            raise ImageError("not an image of a known format") from error
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Warning) as error:
             raise ImageError(f"not a readable image: {error}") from error
         return _opaque(upright)
