@@ -39,7 +39,7 @@ class ChunkRelay:
 
     async def rewrite(self, data: bytes) -> bytes | None:
         """Return the chunk to send on, None for one the client did not ask for; raises GatewayError."""
-        chunk = _decode(data)
+        chunk, data = _decode(data)
         if chunk.get("error"):
             raise from_engine_frame(chunk["error"])
         if chunk.get("choices") is None:
@@ -113,14 +113,15 @@ def empty_answer() -> GatewayError:
     return GatewayError(502, "The engine produced an empty answer.", code="empty_answer")
 
 
-def _decode(data: bytes) -> dict[str, Any]:
+def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the chunk, and its bytes if they can be sent on as they are."""
     try:
         chunk = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        chunk = _decode_broken(data)
+        chunk, data = _decode_broken(data), b""
     if not isinstance(chunk, dict) or not isinstance(chunk.get("choices", []), list | None):
         raise backend_lost("The engine sent an event that is no chunk.")
-    return chunk
+    return chunk, data
 
 
 def _decode_broken(data: bytes) -> Any:

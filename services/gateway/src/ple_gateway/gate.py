@@ -19,6 +19,11 @@ class Gate:
         self._tickets = 0
         self._metrics = metrics
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request holds a ticket."""
+        return self._tickets == 0
+
     @contextmanager
     def ticket(self) -> Iterator[None]:
         """Admit a request before any work is done for it; raises 503 when all tickets are out."""

@@ -11,10 +11,11 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from ple_gateway.images.data_url import BadImageError
 
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
 _SIDE_MULTIPLE_PX = (
     32  # 2 x 2 patches of 16 px: the processor rounds to it, so rounding down here costs nothing
 )
+_LONGEST_SHAPE = 100  # long side to short side; the processor refuses 200
 _FEW_COLOURS = 4096  # screenshots and drawings: PNG is smaller and exact
 _EXIF_ORIENTATION = 0x0112
 _DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -68,7 +69,7 @@ def _fits_as_it_is(image: Image.Image, data: bytes, limits: NormaliseLimits) -> 
     width, height = image.size
     plain = image.mode == "RGB" and width * height <= limits.max_px and not image.getexif()
     plain = plain and "icc_profile" not in image.info and "transparency" not in image.info
-    if not plain or min(width, height) < _SIDE_MULTIPLE_PX:
+    if not plain or _canvas_size(image.size) != image.size:
         return False
     if image.format == "JPEG":
         return not image.info.get("progressive") and not image.info.get("progression")
@@ -81,18 +82,17 @@ def _remade(image: Image.Image, limits: NormaliseLimits) -> tuple[str, bytes]:
     orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
     profile = image.info.get("icc_profile")
     had_alpha = image.has_transparency_data
-    target = _target_size(image.size, limits.max_px)
-    if image.format == "JPEG" and target != image.size:
+    target = _target_size(_canvas_size(image.size), limits.max_px)
+    if image.format == "JPEG" and target != image.size == _canvas_size(image.size):
         image.draft(None, target)  # decodes at 1/2, 1/4 or 1/8 where that still is large enough
     image.seek(0)
     image.load()
-    rgb = _on_white(_to_srgb(_to_8_bits(image), profile))
+    rgb = _padded(_on_white(_to_srgb(_to_8_bits(image), profile)))
     if target != rgb.size:
         rgb = rgb.resize(
             target, Image.Resampling.LANCZOS, reducing_gap=2.0 if image.format == "JPEG" else None
         )
     rgb = _oriented(rgb, orientation)
-    rgb = _padded(rgb)
     assert rgb.width * rgb.height <= limits.max_px
     return _encode(rgb, exact=had_alpha)
 
@@ -117,7 +117,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
         return image
     image.info.pop("transparency", None)  # a deep sample value, meaningless among 8-bit ones
     if image.mode.startswith("I;16"):
-        return image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
+        return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
     low, high = image.getextrema()
     low, high = float(low), float(high)  # type: ignore[arg-type]  # one band has two numbers
     if not math.isfinite(low) or not math.isfinite(high):
@@ -127,7 +127,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     elif low >= 0 and high <= 65535 and image.mode == "I":
         low, high = 0.0, 65535.0  # what PNG and TIFF readers give for 16 bits
     scale = 255.0 / (high - low) if high > low else 0.0
-    return image.convert("F").point(lambda value: value * scale - low * scale).convert("L")
+    return image.convert("F").point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
 
 
 def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
@@ -174,12 +174,18 @@ def _oriented(image: Image.Image, orientation: int) -> Image.Image:
     return ImageOps.exif_transpose(carrier)
 
 
+def _canvas_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Size (width, height) after padding: the processor refuses sides under 32 px and very long shapes."""
+    shortest = max(_SIDE_MULTIPLE_PX, math.ceil(max(size) / _LONGEST_SHAPE))
+    return max(size[0], shortest), max(size[1], shortest)
+
+
 def _padded(image: Image.Image) -> Image.Image:
-    """Give pictures with a side under 32 px a white border: the processor refuses thinner ones."""
-    width, height = max(image.width, _SIDE_MULTIPLE_PX), max(image.height, _SIDE_MULTIPLE_PX)
-    if (width, height) == image.size:
+    """Give small and very long pictures a white border."""
+    size = _canvas_size(image.size)
+    if size == image.size:
         return image
-    canvas = Image.new("RGB", (width, height), "white")
+    canvas = Image.new("RGB", size, "white")
     canvas.paste(image)
     return canvas
 

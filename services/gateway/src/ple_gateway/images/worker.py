@@ -27,6 +27,7 @@ def main() -> None:
     import pillow_heif
     from PIL import Image
 
+    Image.MAX_IMAGE_PIXELS = None  # ours is checked, and answered with a reason
     Image.init()  # all readers now, not inside the first picture's time limit
     pillow_heif.register_heif_opener()
     limits = NormaliseLimits(options.max_source_px, options.max_side_px, options.max_px)

@@ -1,0 +1,167 @@
+"""A real gateway on a real socket in front of a scripted engine."""
+
+import http.client
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ple_gateway.server import Server, bind
+from ple_gateway.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # for fake_engine: import mode "importlib" adds no folder
+
+from fake_engine import DEADLINE_S, FakeEngine, wait_for
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object, checked for OpenAI's shape."""
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert isinstance(error["message"], str)
+        assert error["message"]
+        assert error["code"] is None or isinstance(error["code"], str)
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """Data of the events: objects, and "[DONE]" as it is."""
+        blocks = [block for block in self.body.split(b"\n\n") if block and not block.startswith(b":")]
+        assert all(block.startswith(b"data: ") for block in blocks)
+        data = [block.removeprefix(b"data: ") for block in blocks]
+        return ["[DONE]" if item == b"[DONE]" else json.loads(item) for item in data]
+
+    @property
+    def text(self) -> str:
+        choices = [
+            choice for event in self.events if event != "[DONE]" for choice in event.get("choices", [])
+        ]
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+class RunningGateway:
+    """A gateway in a thread of this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        listener = bind(settings.http_address)
+        self.port: int = listener.getsockname()[1]
+        self.server = Server(settings)
+        self.gateway = self.server.gateway
+        self._listener = listener
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+        wait_for(lambda: self.server.started, "the gateway serves")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def begin_stop(self) -> None:
+        self.server.should_exit = True
+
+    def stop(self) -> None:
+        self.begin_stop()
+        self._thread.join(DEADLINE_S)
+        self._listener.close()
+        assert not self._thread.is_alive(), "the gateway does not stop"
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.gateway.metrics.registry.get_sample_value(f"ple_gateway_{name}", labels) or 0.0
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = DEADLINE_S,
+    ) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            data = body if isinstance(body, bytes | type(None)) else json.dumps(body).encode()
+            kind = {} if data is None else {"content-type": "application/json"}
+            connection.request(method, path, data, {**kind, **(headers or {})})
+            response = connection.getresponse()
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, names, response.read())
+        finally:
+            connection.close()
+
+    def chat(self, **fields: Any) -> Answer:
+        request = {"model": "triplex-tiny", "messages": [{"role": "user", "content": "hi"}], **fields}
+        return self.request("POST", "/v1/chat/completions", request)
+
+    def open_chat(self, **fields: Any) -> socket.socket:
+        """Send a chat request on a raw socket and leave the rest to the test."""
+        request = {"model": "triplex-tiny", "messages": [{"role": "user", "content": "hi"}], **fields}
+        body = json.dumps(request).encode()
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        return sock
+
+    def wait_ready(self) -> None:
+        wait_for(lambda: self.request("GET", "/readyz").status == 200, "the gateway is ready")
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.close()
+    assert not engine.faults
+
+
+StartGateway = Callable[..., RunningGateway]
+
+
+@pytest.fixture
+def start_gateway(engine: FakeEngine) -> Iterator[StartGateway]:
+    """Start gateways; afterwards nothing may be occupied any more, and all are stopped."""
+    running: list[RunningGateway] = []
+
+    def start(**settings: Any) -> RunningGateway:
+        defaults = {
+            "http_address": "127.0.0.1:0",
+            "engine_url": engine.url,
+            "probe_interval_s": 0.1,
+            "drain_timeout_s": 0.2,
+            "image_workers": 1,
+            "total_timeout_s": 12,  # no test may hang because the engine's script does
+        }
+        running.append(RunningGateway(Settings(**{**defaults, **settings})))
+        return running[-1]
+
+    yield start
+    try:
+        for gateway in running:
+            wait_for(lambda: gateway.gateway.gate.idle, "all places of the gate are free")  # noqa: B023
+            assert gateway.metric("requests_in_flight") == 0
+            assert gateway.metric("requests_total", route="/v1/chat/completions", outcome="fault") == 0
+    finally:
+        for gateway in running:
+            gateway.stop()
+
+
+@pytest.fixture
+def gateway(start_gateway: StartGateway) -> RunningGateway:
+    gateway = start_gateway()
+    gateway.wait_ready()
+    return gateway
