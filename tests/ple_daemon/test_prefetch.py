@@ -142,7 +142,7 @@ def test_a_decode_step_pauses_the_prefetch_and_cancel_ends_it(
 ) -> None:
     monkeypatch.setattr(prefetch_module, "_DECODE_PATIENCE_S", 60.0)
     key = (b"", "a")
-    with table.gate.decode():
+    with table.gate:
         prefetcher.start()
         prefetcher.submit(key, 0, tokens(4000), NO_CONTEXT)
         eventually(lambda: prefetcher.queued == 0, "prefetch started")

@@ -25,6 +25,7 @@ class Advisor:
             problem = _try(advice, region, self.pidfd)
             if not problem:
                 self.advice = advice
+                self.code = int(advice)  # what the kernels take
                 return
             self.refusal = problem
         os.close(self.pidfd)
@@ -36,7 +37,7 @@ class Advisor:
 
     def advise(self, ids: Int64Array, places: Int64Array, row_bytes: int) -> int:
         """Start reading at most 1,024 rows; returns how many ranges were advised."""
-        return int(advise(ids, places, row_bytes, int(self.advice), self.pidfd))
+        return int(advise(ids, places, row_bytes, self.code, self.pidfd))
 
     def close(self) -> None:
         os.close(self.pidfd)

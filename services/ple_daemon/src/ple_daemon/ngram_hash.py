@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from ple_daemon import barrett
+from ple_daemon.barrett import floor_mod
 from ple_daemon.hash_constants import HashConstants
 from ple_rpc.errors import BadRequest
 
@@ -30,6 +32,8 @@ class NgramHash:
         self._multipliers = np.array(constants.multipliers, np.int64)
         self._sizes = np.array(constants.head_sizes, np.int64)
         self._offsets = np.array(constants.head_offsets, np.int64)
+        self._reciprocals = barrett.reciprocals(constants.head_sizes)
+        self._wraps = barrett.wraps(constants.head_sizes)
 
     def row_ids(self, tokens: npt.ArrayLike, context: npt.ArrayLike = ()) -> Int64Array:
         """Rows of every token, int64 [tokens, heads].
@@ -48,18 +52,21 @@ class NgramHash:
         padded = np.concatenate([np.full(missing, constants.eos_token_id, np.int64), before])
         rows = np.empty((len(newest), constants.heads), np.int64)
         _fill_row_ids(
-            newest, padded, self._multipliers, self._sizes, self._offsets, constants.eos_token_id, rows
-        )
+            newest, padded, self._multipliers, self._sizes, self._offsets, self._reciprocals, self._wraps,
+            constants.eos_token_id, rows,
+        )  # fmt: skip
         return rows
 
 
 @njit(nogil=True, cache=True)
-def _fill_row_ids(
+def _fill_row_ids(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not objects
     tokens: Int64Array,
     context: Int64Array,
     multipliers: Int64Array,
     sizes: Int64Array,
     offsets: Int64Array,
+    reciprocals: npt.NDArray[np.uint64],
+    wraps: npt.NDArray[np.uint64],
     eos: int,
     rows: Any,
 ) -> None:
@@ -74,4 +81,5 @@ def _fill_row_ids(
             cut = cut or value == eos
             mixed ^= (eos if cut else value) * multipliers[step]
             for head in range((step - 1) * heads_per_ngram, step * heads_per_ngram):
-                rows[position, head] = mixed % sizes[head] + offsets[head]
+                rest = floor_mod(mixed, sizes[head], reciprocals[head], wraps[head])
+                rows[position, head] = rest + offsets[head]

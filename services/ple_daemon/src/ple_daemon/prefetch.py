@@ -164,7 +164,7 @@ class Prefetcher:
             if hint.dropped.is_set() or self._table.watch.change is not None:
                 return False
             window = windows[start : start + WINDOW_ROWS]
-            read_windows(window, self._table.places, int(advisor.advice), advisor.pidfd)
+            read_windows(window, self._table.places, advisor.code, advisor.pidfd)
             if populate_windows(before):
                 self.counters.failures.add(1)
                 return False

@@ -87,7 +87,7 @@ class Table:
         if out is None:
             out = np.empty(ids.size * self.layout.row_bytes, np.uint8)
         if ids.size <= DECODE_MAX_ROWS:
-            with self.gate.decode():
+            with self.gate:
                 self._lookup_decode(ids, out)
         else:
             self._lookup_bulk(ids, out)
@@ -122,9 +122,9 @@ class Table:
     def _lookup_decode(self, ids: Int64Array, out: Rows) -> None:
         advisor, faults = self.advisor, self._guard.faults
         whole = faults == self._repaired and gather.advise_and_copy(
-            ids, self.places, self.layout.row_bytes, int(advisor.advice), advisor.pidfd, out
+            ids, self.places, self.layout.row_bytes, advisor.code, advisor.pidfd, out
         )
-        self.counters.rows_advised.add(ids.size if advisor.advice else 0)
+        self.counters.rows_advised.add(ids.size if advisor.code else 0)
         self._confirm(ids, out, whole, faults)
 
     def _lookup_bulk(self, ids: Int64Array, out: Rows) -> None:

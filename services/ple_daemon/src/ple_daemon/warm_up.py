@@ -15,5 +15,5 @@ def warm_up(table: Table) -> None:
     gather.read(ids, places, row_bytes, np.empty(row_bytes, np.uint8))
     seen = np.zeros(table.page_bitmap_bytes, np.uint8)
     windows = collect_windows(ids, places, row_bytes, table.first_address, seen)
-    read_windows(windows, places, int(advisor.advice), advisor.pidfd)
+    read_windows(windows, places, advisor.code, advisor.pidfd)
     populate_windows(windows)
