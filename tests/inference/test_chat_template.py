@@ -58,8 +58,8 @@ def test_tool_calls_and_results(template: ChatTemplate) -> None:
         "<parameter=query>\nraw <& é\n</parameter>",
         '<parameter=options>\n{"z": 1, "a": "é"}\n</parameter>',
         "<parameter=enabled>\ntrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n",
-        "<|im_start|>user\n<tool_response>\nfirst\n</tool_response>\n<tool_response>\nsecond\n"
-        "</tool_response><|im_end|>\n",
+        "<|im_start|>user\n<tool_response>\nfirst\n</tool_response>\n<tool_response>\nsecond\n",
+        "second\n</tool_response><|im_end|>\n",
         "<think>\n\n</think>\n\n<think>literal</think>Visible<|im_end|>",
     ):
         assert part in text, part

@@ -22,7 +22,11 @@ TOOLS = [
         },
     }
 ]
-CALL = "<tool_call>\n<function=look>\n<parameter=q>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>"
+CALL = (
+    "<tool_call>\n<function=look>\n<parameter=q>\n12\n</parameter>\n"
+    "<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>"
+)
+OTHER = "<tool_call>\n<function=other>\n</function>\n</tool_call>"
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +108,11 @@ def parse(pieces: list[str], *, thinking: bool, tools: list[dict] = TOOLS) -> li
 def _merge(pieces: list[Piece]) -> list[Piece]:
     merged: list[Piece] = []
     for piece in pieces:
-        if merged and isinstance(piece, Thought | Content) and type(piece) is type(merged[-1]):
-            piece = type(piece)(merged.pop().text + piece.text)
-        merged.append(piece)
+        last = merged[-1] if merged else None
+        if isinstance(piece, Thought | Content) and isinstance(last, type(piece)):
+            merged[-1] = type(piece)(last.text + piece.text)
+        else:
+            merged.append(piece)
     return merged
 
 
@@ -127,9 +133,7 @@ def test_an_answer_is_the_same_however_it_is_cut(places: list[int]) -> None:
     assert len({call.id for call in calls}) == 2
 
 
-@pytest.mark.parametrize(
-    "text", ["a <tool_call> b", "<tool_call>\n<function=other>\n</function>\n</tool_call>", "x\n\n"]
-)
+@pytest.mark.parametrize("text", ["a <tool_call> b", OTHER, "x\n\n"])
 def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse(list(text), thinking=False) == [Content(text)]
 
