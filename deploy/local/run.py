@@ -89,6 +89,8 @@ def supervise(arguments: argparse.Namespace, run_dir: Path, console: Console) ->
         "inference": Service("inference", arguments.inference_address),
         "gateway": Service("gateway", arguments.gateway_address),
     }
+    for service in services.values():
+        service.check_address()
     environment = os.environ | {
         "PLE_DAEMON_TABLE": str((arguments.table or model).resolve()),
         "PLE_DAEMON_RUN_DIR": str(run_dir),

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 from dataclasses import dataclass
 
 ADDRESSES = {
@@ -31,6 +32,20 @@ class Service:
     @property
     def url(self) -> str:
         return f"http://{self.address}"
+
+    def check_address(self) -> None:
+        """Refuse an address that is no address, or that another process listens on. Raises ValueError."""
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not port.isdigit():
+            raise ValueError(f"{self.name}: {self.address!r} is no HOST:PORT")
+        try:
+            with socket.create_server((host, int(port))):
+                pass
+        except (OSError, OverflowError) as error:
+            raise ValueError(
+                f"{self.name}: {self.address} is taken or cannot be bound ({error}): "
+                f"choose another with --{self.name}-address"
+            ) from error
 
     def health(self, timeout_s: float = 1.0) -> Health:
         """Ask `/readyz`; a service that does not answer in time is unreachable, not an error."""

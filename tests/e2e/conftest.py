@@ -84,7 +84,8 @@ class Stack:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
-    def start(self) -> None:
+    def launch(self) -> None:
+        """Start, and return before anything is ready."""
         self._process = subprocess.Popen(
             self.command,
             env=os.environ | {"PLE_GATEWAY_API_KEYS": KEY},
@@ -94,6 +95,10 @@ class Stack:
         )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
+
+    def start(self) -> None:
+        """Start, and return when all three services are ready."""
+        self.launch()
         poll_until(lambda: self._welcomed() or self._process.poll() is not None, "welcome", 150)
         assert self._welcomed(), "\n".join([*self.lines, *self._logs()])
 
@@ -110,6 +115,10 @@ class Stack:
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """What Ctrl-C does; the exit status."""
         self._process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> int:
+        """The exit status, once the process is gone and all that it said is read."""
         status = self._process.wait(120)
         self._reader.join(10)
         self._process.stdout.close()
@@ -118,10 +127,6 @@ class Stack:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def service(self, name: str) -> psutil.Process:
         """The process of ple_daemon, ple_inference or ple_gateway."""
@@ -207,17 +212,15 @@ def metric() -> Callable[[str, str], float]:
 
 @pytest.fixture
 def new_stack(tmp_path) -> Iterator[Callable[[Path], Stack]]:
-    """Starts another stack for one test and ends it with the test."""
-    started: list[Stack] = []
+    """Makes another stack, not started yet, and ends it with the test."""
+    made: list[Stack] = []
 
-    def start(model: Path) -> Stack:
-        stack = Stack(model, tmp_path / f"stack{len(started)}")
-        started.append(stack)
-        stack.start()
-        return stack
+    def make(model: Path) -> Stack:
+        made.append(Stack(model, tmp_path / f"stack{len(made)}"))
+        return made[-1]
 
-    yield start
-    for stack in started:
+    yield make
+    for stack in made:
         if stack.running:
             stack.stop()
 
