@@ -1,5 +1,6 @@
 """A real gateway on a real socket in front of a scripted engine."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -65,7 +66,8 @@ class RunningGateway:
         self.server = Server(settings)
         self.gateway = self.server.gateway
         self._listener = listener
-        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
+        self._baseline: dict[Any, float] = {}
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
         wait_for(lambda: self.server.started, "the gateway serves")
 
@@ -73,17 +75,29 @@ class RunningGateway:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def begin_stop(self) -> None:
-        self.server.should_exit = True
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
+            self.loop = runner.get_loop()
+            runner.run(self.server.serve(sockets=[self._listener]))
 
     def stop(self) -> None:
-        self.begin_stop()
+        self.server.should_exit = True
         self._thread.join(DEADLINE_S)
         self._listener.close()
         assert not self._thread.is_alive(), "the gateway does not stop"
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.gateway.metrics.registry.get_sample_value(f"ple_gateway_{name}", labels) or 0.0
+        """A metric's value; of counters, what they counted since `begin_counting`."""
+        return self._samples().get(_sample_key(f"ple_gateway_{name}", labels), 0.0) - self._baseline.get(
+            _sample_key(f"ple_gateway_{name}", labels), 0.0
+        )
+
+    def begin_counting(self) -> None:
+        self._baseline = {key: value for key, value in self._samples().items() if key[0].endswith("_total")}
+
+    def _samples(self) -> dict[Any, float]:
+        families = self.gateway.metrics.registry.collect()
+        return {_sample_key(s.name, s.labels): s.value for family in families for s in family.samples}
 
     def request(
         self,
@@ -121,12 +135,50 @@ class RunningGateway:
         wait_for(lambda: self.request("GET", "/readyz").status == 200, "the gateway is ready")
 
 
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
+def _sample_key(name: str, labels: dict[str, str]) -> Any:
+    return name, frozenset(labels.items())
+
+
+@pytest.fixture(scope="session")
+def shared_engine() -> Iterator[FakeEngine]:
     engine = FakeEngine()
     yield engine
     engine.close()
-    assert not engine.faults
+
+
+@pytest.fixture(scope="session")
+def shared_gateway(shared_engine: FakeEngine) -> Iterator[RunningGateway]:
+    gateway = RunningGateway(settings_for(shared_engine))
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def engine(shared_engine: FakeEngine) -> Iterator[FakeEngine]:
+    """The engine behind every gateway of a test; as new."""
+    shared_engine.renew()
+    yield shared_engine
+    assert not shared_engine.faults
+
+
+def settings_for(engine: FakeEngine, **settings: Any) -> Settings:
+    defaults = {
+        "http_address": "127.0.0.1:0",
+        "engine_url": engine.url,
+        "probe_interval_s": 0.1,
+        "drain_timeout_s": 0.2,
+        "image_workers": 1,
+        "total_timeout_s": 12,  # no test may hang because the engine's script does
+    }
+    return Settings(**{**defaults, **settings})
+
+
+def check_idle(gateway: RunningGateway) -> None:
+    """After every test nothing may be occupied any more, and nothing may have gone wrong inside."""
+    wait_for(lambda: gateway.gateway.gate.idle, "all places of the gate are free")
+    assert gateway.metric("requests_in_flight") == 0
+    for route in ("/v1/chat/completions", "/v1/completions", "/tokenize", "other"):
+        assert gateway.metric("requests_total", route=route, outcome="fault") == 0
 
 
 StartGateway = Callable[..., RunningGateway]
@@ -134,34 +186,26 @@ StartGateway = Callable[..., RunningGateway]
 
 @pytest.fixture
 def start_gateway(engine: FakeEngine) -> Iterator[StartGateway]:
-    """Start gateways; afterwards nothing may be occupied any more, and all are stopped."""
+    """Start gateways with settings of their own."""
     running: list[RunningGateway] = []
 
-    def start(**settings: Any) -> RunningGateway:
-        defaults = {
-            "http_address": "127.0.0.1:0",
-            "engine_url": engine.url,
-            "probe_interval_s": 0.1,
-            "drain_timeout_s": 0.2,
-            "image_workers": 1,
-            "total_timeout_s": 12,  # no test may hang because the engine's script does
-        }
-        running.append(RunningGateway(Settings(**{**defaults, **settings})))
+    def start(*, engine: FakeEngine = engine, **settings: Any) -> RunningGateway:
+        running.append(RunningGateway(settings_for(engine, **settings)))
         return running[-1]
 
     yield start
     try:
         for gateway in running:
-            wait_for(lambda: gateway.gateway.gate.idle, "all places of the gate are free")  # noqa: B023
-            assert gateway.metric("requests_in_flight") == 0
-            assert gateway.metric("requests_total", route="/v1/chat/completions", outcome="fault") == 0
+            check_idle(gateway)
     finally:
         for gateway in running:
             gateway.stop()
 
 
 @pytest.fixture
-def gateway(start_gateway: StartGateway) -> RunningGateway:
-    gateway = start_gateway()
-    gateway.wait_ready()
-    return gateway
+def gateway(shared_gateway: RunningGateway, engine: FakeEngine) -> Iterator[RunningGateway]:
+    """A ready gateway with default settings; its counters begin at 0."""
+    shared_gateway.wait_ready()
+    shared_gateway.begin_counting()
+    yield shared_gateway
+    check_idle(shared_gateway)

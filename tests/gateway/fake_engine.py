@@ -78,18 +78,21 @@ class FakeEngine:
     """Listens on loopback; `script` answers the POSTs, `calls` remembers them."""
 
     def __init__(self, port: int = 0) -> None:
-        self.script: Script = complete("hello")
-        self.calls: list[Call] = []
-        self.health_status = 200
-        self.ready_body: dict[str, Any] = {"state": "ready", "reasons": []}
-        self.models: list[dict[str, Any]] = [MODEL]
-        self.faults: list[BaseException] = []
+        self.renew()
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._accepting = threading.Thread(target=self._accept)
         self._accepting.start()
+
+    def renew(self) -> None:
+        self.script: Script = complete("hello")
+        self.calls: list[Call] = []
+        self.health_status = 200
+        self.ready_body: dict[str, Any] = {"state": "ready", "reasons": []}
+        self.models: list[dict[str, Any]] = [MODEL]
+        self.faults: list[BaseException] = []
 
     @property
     def url(self) -> str:

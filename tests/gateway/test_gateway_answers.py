@@ -106,8 +106,9 @@ def test_calls_reasoning_and_cut_answers_are_not_empty(gateway, engine):
     assert gateway.chat().json["choices"][0]["message"]["reasoning_content"] == "thought"
 
 
-def test_models_survive_the_engine(start_gateway, engine):
-    gateway = start_gateway()
+def test_models_survive_the_engine(start_gateway):
+    engine = FakeEngine()
+    gateway = start_gateway(engine=engine)
     gateway.wait_ready()
     listed = gateway.request("GET", "/v1/models").json
     assert listed["data"][0]["max_model_len"] == 32768
@@ -129,10 +130,11 @@ def test_models_survive_the_engine(start_gateway, engine):
     assert gateway.chat(stream=True).status == 503
 
 
-def test_engine_that_comes_late(start_gateway, engine):
+def test_engine_that_comes_late(start_gateway):
+    engine = FakeEngine()
     port = engine.port
     engine.close()
-    gateway = start_gateway()
+    gateway = start_gateway(engine=engine)
     ready = gateway.request("GET", "/readyz")
     assert ready.status == 503
     assert ready.json["state"] == "starting"

@@ -248,7 +248,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(MESSAGE | JSON, max_size=5))
 def test_any_messages_are_accepted_or_refused_with_a_400(messages):
     try:
@@ -274,7 +274,7 @@ PARAMETERS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.dictionaries(st.sampled_from(PARAMETERS), JSON))
 def test_any_parameters_are_accepted_or_refused_with_a_400(request_fields):
     try:
@@ -283,7 +283,7 @@ def test_any_parameters_are_accepted_or_refused_with_a_400(request_fields):
         assert error.status == 400
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_body_is_parsed_or_refused_with_a_400(body):
     try:

@@ -1,5 +1,7 @@
 """The event splitter: any cut of the bytes gives the same events."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ def test_any_cut_gives_the_same_events(texts, end, cuts):
     )
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     splitter = EventSplitter(10_000)
-    pieces = [stream[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    pieces = [stream[start:stop] for start, stop in pairwise(edges)]
     events = [event for piece in pieces for event in splitter.feed(piece)]
     assert events == [text.encode() for text in texts]
 

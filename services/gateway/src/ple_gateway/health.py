@@ -29,6 +29,7 @@ class Health:
         self._metrics = metrics
         self._on_ready = on_ready
         self._interval_s = interval_s
+        self._random = random.Random()  # noqa: S311 jitter is no secret
         self._serving = False
         self._dependencies = {"engine": "unknown", "table": "unknown"}
         self._state = "starting"
@@ -42,7 +43,7 @@ class Health:
             if up and not self._serving:
                 await self._on_ready()
             self._note(up, reasons)
-            await asyncio.sleep(self._interval_s * random.uniform(0.8, 1.2))  # noqa: S311 jitter is no secret
+            await asyncio.sleep(self._interval_s * self._random.uniform(0.8, 1.2))
 
     def stop(self) -> None:
         """Report `stopping` from now on."""

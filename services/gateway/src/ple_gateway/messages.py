@@ -141,6 +141,8 @@ def _part(part: Any, name: str) -> Part | None:
     if not isinstance(part, dict):
         raise _wrong(name, "an object")
     kind = part.get("type") or ("text" if "text" in part else "image_url" if "image_url" in part else None)
+    if not isinstance(kind, str):
+        raise invalid("A part needs a `type`.", param=name)
     if kind in _TEXTS:
         if not isinstance(part.get("text"), str):
             raise _wrong(f"{name}.text", "a string")
@@ -151,7 +153,7 @@ def _part(part: Any, name: str) -> Part | None:
         return {"type": "text", "text": str(part.get("refusal", ""))}
     if kind in _THOUGHTS:
         return None
-    raise invalid(f"Parts of type {str(kind)[:100]!r} are not supported; use text or image_url.", param=name)
+    raise invalid(f"Parts of type {kind[:100]!r} are not supported; use text or image_url.", param=name)
 
 
 def _image_url(part: Part, name: str) -> str:

@@ -165,7 +165,7 @@ def _check_combinations(request: dict[str, Any]) -> None:
         raise invalid("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
     if request.get("tools") == []:
         del request["tools"]
-    if "tools" not in request and request.get("tool_choice") in {"none", "auto"}:
+    if "tools" not in request and request.get("tool_choice") in ("none", "auto"):
         del request["tool_choice"]
     if "tool_choice" in request and "tools" not in request:
         raise invalid("`tool_choice` needs `tools`.", param="tool_choice")

@@ -29,6 +29,9 @@ class ImageWorkers:
         """Return (media type, file bytes); raises BadImageError, also for a picture that kills its worker."""
         worker = await self._free.get()
         try:
+            if worker is not None and worker.has_exited:
+                await _end(worker)
+                worker = None
             if worker is None:
                 worker = await _Worker.start(self._settings)
             result = await worker.normalise(data)
@@ -68,6 +71,11 @@ class _Worker:
         self.alive = True
         self.jobs = 0
 
+    @property
+    def has_exited(self) -> bool:
+        """Whether the process ended by itself, say by the kernel's hand while memory was short."""
+        return self._process.returncode is not None
+
     @classmethod
     async def start(cls, settings: Settings) -> "_Worker":
         """Start a process and wait until it is ready."""
@@ -104,7 +112,8 @@ class _Worker:
         except TimeoutError as exc:
             await self.end()
             raise BadImageError("it takes too long to decode") from exc
-        except (asyncio.IncompleteReadError, ConnectionError) as exc:
+        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError) as exc:
+            # RuntimeError is how uvloop says that a pipe is closed.
             await self.end()
             _LOG.warning("image worker crashed status=%s", self._process.returncode)
             raise BadImageError("it cannot be decoded") from exc
