@@ -127,8 +127,8 @@ class RunningGateway:
         request = {"model": "triplex-tiny", "messages": [{"role": "user", "content": "hi"}], **fields}
         body = json.dumps(request).encode()
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        sock.sendall(head.encode() + body)
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         return sock
 
     def wait_ready(self) -> None:

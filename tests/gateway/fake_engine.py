@@ -38,8 +38,8 @@ class Call:
 
     def answer(self, status: int, body: Any, content_type: str = "application/json", extra: str = "") -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ncontent-length: {len(data)}\r\n{extra}\r\n"
-        self.raw(head.encode() + data)
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ncontent-length: {len(data)}\r\n"
+        self.raw(f"{head}{extra}\r\n".encode() + data)
 
     def open_stream(self) -> None:
         self.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")

@@ -39,14 +39,27 @@ def test_request_ids(gateway, engine):
 @pytest.mark.parametrize(
     ("status", "body", "kind", "expected"),
     [
-        (400, {"error": {"message": "bad", "type": "BadRequestError", "code": 400}}, "json", (400, None, None)),
+        (
+            400,
+            {"error": {"message": "bad", "type": "BadRequestError", "code": 400}},
+            "json",
+            (400, None, None),
+        ),
         (401, {"error": "Unauthorized"}, "json", (502, "backend_unavailable", None)),
-        (404, {"error": {"message": "The model `x` does not exist.", "param": "model", "code": 404}}, "json",
-         (404, "model_not_found", "model")),
+        (
+            404,
+            {"error": {"message": "The model `x` does not exist.", "param": "model", "code": 404}},
+            "json",
+            (404, "model_not_found", "model"),
+        ),
         (404, {"detail": "Not Found"}, "json", (502, "backend_unavailable", None)),
         (422, {"detail": [{"loc": ["body", "n"], "msg": "too large"}]}, "json", (400, None, None)),
-        (400, {"error": {"message": "maximum context length is 8 tokens", "param": "input_text", "code": 400}}, "json",
-         (400, "context_length_exceeded", "messages")),
+        (
+            400,
+            {"error": {"message": "maximum context length is 8 tokens", "param": "input_text", "code": 400}},
+            "json",
+            (400, "context_length_exceeded", "messages"),
+        ),
         (413, b"too large", "plain", (413, "request_too_large", None)),
         (429, {"message": "slow down"}, "json", (429, "rate_limit_exceeded", None)),
         (500, b"<html><body><h1>Internal error</h1></body></html>", "html", (500, None, None)),
@@ -58,7 +71,7 @@ def test_request_ids(gateway, engine):
         (400, b"[[[[", "json", (400, None, None)),
         (400, {"error": {"message": "", "code": 400}}, "json", (400, None, None)),
     ],
-)  # fmt: skip
+)
 def test_errors_of_the_engine_get_openai_shape(gateway, engine, status, body, kind, expected):
     engine.script = answer(
         status, body, {"json": "application/json", "html": "text/html", "plain": "text/plain"}[kind]

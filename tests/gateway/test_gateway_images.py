@@ -10,11 +10,13 @@ import threading
 import time
 
 import pillow_heif
+import psutil
 import pytest
 from fake_engine import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
+
 from ple_gateway.images.cache import ImageCache
 from ple_gateway.images.data_url import BadImageError, decode_data_url
 from ple_gateway.images.normalise import NormaliseLimits, normalise
@@ -96,7 +98,7 @@ RED = (255, 0, 0)
         (saved(solid("RGB", RED), "PNG", save_all=True, append_images=[solid("RGB", (0, 0, 255))]), RED),
         (saved(solid("RGB", RED), "GIF", save_all=True, append_images=[solid("RGB", (0, 0, 255))]), RED),
     ],
-)  # fmt: skip
+)
 def test_colours(data, expected):
     media_type, made = normalise(data, LIMITS)
     image = reopened(made)
@@ -184,10 +186,14 @@ def test_damaged_files_are_pictures_or_bad_images(kind, data):
 @pytest.mark.parametrize(
     "written",
     [
-        "data:image/png;base64,{}", "DATA:image/png;BASE64,{}", "data:;base64,{}", "data:image/png;x=y;Base64 ,{}",
-        "data:image/png;base64;charset=utf-8,{}", "data:image/png;base64,\n {} \r\n",
+        "data:image/png;base64,{}",
+        "DATA:image/png;BASE64,{}",
+        "data:;base64,{}",
+        "data:image/png;x=y;Base64 ,{}",
+        "data:image/png;base64;charset=utf-8,{}",
+        "data:image/png;base64,\n {} \r\n",
     ],
-)  # fmt: skip
+)
 def test_data_urls_as_clients_write_them(written):
     data = bytes(range(256)) + b"x"
     plain = base64.b64encode(data).decode()
@@ -204,12 +210,20 @@ def test_data_urls_as_clients_write_them(written):
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        ("http://example.org/a.png", "not fetched"), ("HTTPS://example.org/a.png", "not fetched"),
-        ("file:///etc/passwd", "data URLs"), ("ftp://x", "data URLs"), ("nonsense", "data URLs"), ("data:image/png", "comma"),
-        ("data:image/png;base64,", "empty"), ("data:image/png;base64,ab!c", "index 2"), ("data:;base64,aéa", "index 1"),
-        ("data:;base64,abcde", "cut off"), ("data:;base64," + "A" * 2000, "larger"), ("data:," + "A" * 2000, "larger"),
+        ("http://example.org/a.png", "not fetched"),
+        ("HTTPS://example.org/a.png", "not fetched"),
+        ("file:///etc/passwd", "data URLs"),
+        ("ftp://x", "data URLs"),
+        ("nonsense", "data URLs"),
+        ("data:image/png", "comma"),
+        ("data:image/png;base64,", "empty"),
+        ("data:image/png;base64,ab!c", "index 2"),
+        ("data:;base64,aéa", "index 1"),
+        ("data:;base64,abcde", "cut off"),
+        ("data:;base64," + "A" * 2000, "larger"),
+        ("data:," + "A" * 2000, "larger"),
     ],
-)  # fmt: skip
+)
 def test_bad_data_urls_say_why(written, reason):
     with pytest.raises(BadImageError, match=reason):
         decode_data_url(written, 1000)
@@ -300,19 +314,8 @@ def test_bombs_and_big_files_are_refused(start_gateway):
 
 
 def worker_pids():
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    command = file.read()
-                with open(f"/proc/{entry}/stat") as file:
-                    parent, state = int(file.read().rpartition(")")[2].split()[1]), command != b""
-            except OSError:
-                continue
-            if b"ple_gateway.images.worker" in command and parent == os.getpid() and state:
-                found.append(int(entry))
-    return found
+    children = psutil.Process().children()
+    return [child.pid for child in children if "ple_gateway.images.worker" in " ".join(child.cmdline())]
 
 
 def test_a_killed_or_hanging_worker_costs_one_request(start_gateway, engine):

@@ -73,18 +73,31 @@ def test_json_object(gateway, engine):
 @pytest.mark.parametrize(
     "response_format",
     [
-        "json", {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "schema": PERSON},
-        {"type": "json_schema", "json_schema": {"schema": PERSON}}, formatted(PERSON, name="a b"),
-        formatted(PERSON, name="x" * 65), formatted(None), formatted([]), formatted(PERSON, strict="yes"),
-        formatted({"type": "objekt"}), formatted({"type": "string", "minLength": -1}),
-        formatted({"type": "string", "pattern": "("}), formatted({"enum": "x"}), formatted({"$ref": "#/$defs/none"}),
-        formatted({"$ref": "http://127.0.0.1:9/x.json"}), formatted({"$ref": "file:///etc/passwd"}),
-        formatted({"$schema": "http://example.org/own", "type": "object"}), formatted({"$ref": "#"}),
+        "json",
+        {},
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "schema": PERSON},
+        {"type": "json_schema", "json_schema": {"schema": PERSON}},
+        formatted(PERSON, name="a b"),
+        formatted(PERSON, name="x" * 65),
+        formatted(None),
+        formatted([]),
+        formatted(PERSON, strict="yes"),
+        formatted({"type": "objekt"}),
+        formatted({"type": "string", "minLength": -1}),
+        formatted({"type": "string", "pattern": "("}),
+        formatted({"enum": "x"}),
+        formatted({"$ref": "#/$defs/none"}),
+        formatted({"$ref": "http://127.0.0.1:9/x.json"}),
+        formatted({"$ref": "file:///etc/passwd"}),
+        formatted({"$schema": "http://example.org/own", "type": "object"}),
+        formatted({"$ref": "#"}),
         formatted({"$id": "http://example.org/", "$ref": "other.json"}),
         formatted({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
         formatted({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}),
     ],
-)  # fmt: skip
+)
 def test_bad_formats_are_refused_before_the_engine(gateway, engine, response_format):
     answered = gateway.chat(response_format=response_format)
     assert (answered.status, answered.error["param"]) == (400, "response_format")

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from fake_engine import Call, chunk, complete, wait_for
+
 from ple_gateway.settings import Settings, SettingsError, load_settings
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PLE_GATEWAY_")}
@@ -47,13 +48,17 @@ def test_open_only_where_no_stranger_can_reach_it():
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        ({"http_address": "8000"}, "http_address"), ({"http_address": "127.0.0.1:99999"}, "http_address"),
-        ({"engine_url": "127.0.0.1:8100"}, "engine_url"), ({"engine_url": "http://x:99999"}, "engine_url"),
-        ({"max_body_bytes": "many"}, "max_body_bytes"), ({"total_timeout_s": 0}, "total_timeout_s"),
-        ({"api_keys": " , "}, "hold no key"), ({"api_keys_file": "/nonexistent"}, "cannot be read"),
+        ({"http_address": "8000"}, "http_address"),
+        ({"http_address": "127.0.0.1:99999"}, "http_address"),
+        ({"engine_url": "127.0.0.1:8100"}, "engine_url"),
+        ({"engine_url": "http://x:99999"}, "engine_url"),
+        ({"max_body_bytes": "many"}, "max_body_bytes"),
+        ({"total_timeout_s": 0}, "total_timeout_s"),
+        ({"api_keys": " , "}, "hold no key"),
+        ({"api_keys_file": "/nonexistent"}, "cannot be read"),
         ({"nonsense": 1}, "nonsense"),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_one_line(overrides, named):
     with pytest.raises(SettingsError, match=named) as caught:
         load_settings({}, overrides)
@@ -70,9 +75,13 @@ def test_unknown_variables_are_errors_but_injected_ones_are_not():
 
 def run(*arguments, **variables):
     return subprocess.run(
-        [sys.executable, "-m", "ple_gateway", *arguments], env={**CLEAN, **variables}, capture_output=True, text=True,
-        timeout=30, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "ple_gateway", *arguments],
+        env={**CLEAN, **variables},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
 
 
 def test_help_has_examples():
@@ -101,11 +110,20 @@ def test_mistakes_are_one_line_and_a_status():
 def process(engine):
     """The service as a process; its port, once it says that it listens."""
     running = subprocess.Popen(
-        [sys.executable, "-m", "ple_gateway", "serve", "--http-address", "127.0.0.1:0", "--engine-url", engine.url],
+        [
+            sys.executable,
+            "-m",
+            "ple_gateway",
+            "serve",
+            "--http-address",
+            "127.0.0.1:0",
+            "--engine-url",
+            engine.url,
+        ],
         env={**CLEAN, "PLE_GATEWAY_DRAIN_TIMEOUT_S": "1", "PLE_GATEWAY_API_KEYS": "topsecret"},
         stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     lines = []
     reader = threading.Thread(target=lambda: lines.extend(running.stderr))
     reader.start()
@@ -122,7 +140,8 @@ def connect(lines, body=b'{"messages": [{"role": "user", "content": "PRIVATE"}],
     found = wait_for(lambda: [line for line in lines if "listening url=" in line], "it listens")[0]
     port = int(found.partition("url=http://127.0.0.1:")[2].split()[0])
     sock = socket.create_connection(("127.0.0.1", port), timeout=10)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer topsecret\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer topsecret\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body)
     return sock
 
