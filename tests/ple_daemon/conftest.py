@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -45,11 +45,18 @@ def names(folder: Path) -> list[str]:
 class Daemon:
     """A `ple-daemon serve` process with its log, socket and HTTP port."""
 
-    def __init__(self, arguments: list[str], run_dir: Path, log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        run_dir: Path,
+        log: Path,
+        environment: dict[str, str],
+        launcher: Sequence[str] = ("-m", "ple_daemon"),
+    ) -> None:
         self.run_dir = run_dir
         self.socket = run_dir / "table.sock"
         self._log = log
-        command = [sys.executable, "-m", "ple_daemon", "serve", *arguments, "--run-dir", str(run_dir)]
+        command = [sys.executable, *launcher, "serve", *arguments, "--run-dir", str(run_dir)]
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*command, "--http-address", "127.0.0.1:0"], stderr=stderr, env=os.environ | environment
@@ -126,9 +133,11 @@ def start(run_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Starts daemons on the test's run directory; all are gone afterwards."""
     daemons: list[Daemon] = []
 
-    def begin(table: Path, *arguments: str, **environment: str) -> Daemon:
+    def begin(
+        table: Path, *arguments: str, launcher: Sequence[str] = ("-m", "ple_daemon"), **environment: str
+    ) -> Daemon:
         log = tmp_path / f"daemon-{len(daemons)}.log"
-        daemons.append(Daemon([str(table), *arguments], run_dir, log, environment))
+        daemons.append(Daemon([str(table), *arguments], run_dir, log, environment, launcher))
         return daemons[-1]
 
     yield begin

@@ -1,5 +1,6 @@
 """The daemon as a process: how it starts, refuses, stops, dies and comes back."""
 
+import json
 import os
 import re
 import signal
@@ -15,6 +16,10 @@ import pytest
 from conftest import REAL_WIDTH, Daemon, eventually, names
 from ple_checkpoint import PREFIX, Checkpoint
 
+from ple_daemon.flat_file import SegmentSum, describe, sidecar_path
+from ple_daemon.hash_constants import derive, padded_rows
+from ple_daemon.table import Table
+from ple_daemon.table_format import RowType, Segment, TableLayout
 from ple_rpc.client import TableClient
 from ple_rpc.table.v1.table_service_pb2 import DescribeRequest, LookupRequest, LookupStreamRequest
 
@@ -234,3 +239,65 @@ def test_kernels_are_cached_where_they_may_be(
 def one_error(daemon: Daemon) -> str:
     assert "Traceback" not in daemon.log
     return daemon.log.splitlines()[-1]
+
+
+def test_a_cancelled_stream_holds_nothing(start: Start, shared_checkpoint: Path) -> None:
+    daemon = start(shared_checkpoint, "--drain-timeout-s", "60").wait_ready()
+    answers = daemon.stub.LookupStream(
+        iter([LookupStreamRequest(lookup=rows_request(np.zeros(200_000)))]), timeout=60
+    )
+    next(answers)
+    answers.cancel()
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert "calls_finished=True" in daemon.log
+
+
+NO_PROCESS_MADVISE = """
+import ctypes, os, struct, sys
+# As a container's default seccomp profile does: syscall 440 (process_madvise) answers EPERM.
+filters = [(0x20, 0, 0, 0), (0x15, 0, 1, 440), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in filters))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(filters), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.executable, [sys.executable, "-m", "ple_daemon", *sys.argv[1:]])
+"""
+
+
+def test_forbidden_process_madvise_falls_back(
+    start: Start, shared_checkpoint: Path, shared_rows: np.ndarray
+) -> None:
+    daemon = start(shared_checkpoint, launcher=["-c", NO_PROCESS_MADVISE]).wait_ready()
+    body = daemon.health()[1]
+    assert (body["state"], body["advice"]) == ("ready", "posix_fadvise")
+    assert body["reasons"] == ["advice is posix_fadvise (process_madvise: Operation not permitted)"]
+    assert daemon.log.count("advice chosen") == 1
+    ids = np.arange(0, 20_000, 7)
+    with TableClient(f"unix:{daemon.socket}") as client:
+        assert client.lookup_rows(ids.tolist()) == shared_rows[ids].tobytes()
+        assert client.lookup_rows([5]) == shared_rows[5].tobytes()
+
+
+def test_a_table_of_the_real_size(start: Start, tmp_path: Path) -> None:
+    """320,001,536 rows of 320 bytes, sparse: addresses beyond 32 bits, little memory, a quick start."""
+    constants = derive(vocab_size=248_320, eos_token_id=248_044)
+    rows = padded_rows(constants.used_rows, 128)
+    path = tmp_path / "real.ple"
+    marked = [0, 2**31 // 320, 2**32 // 320 + 1, 2**32 // 16, rows - 1]
+    with path.open("wb") as file:
+        file.truncate(rows * 320)
+        for row in marked:
+            file.seek(row * 320)
+            file.write(row.to_bytes(8, "little") * 40)
+    layout = TableLayout(RowType.BF16, 160, rows, b"", constants, (Segment(path, 0, rows),))
+    with Table(layout) as table:
+        fields = describe(layout, table.fingerprint.hex(), "", [SegmentSum("sparse", rows, "")])
+    sidecar_path(path).write_text(json.dumps(fields))
+    daemon = start(path).wait_ready()
+    with TableClient(f"unix:{daemon.socket}") as client:
+        assert client.lookup_rows(marked) == b"".join(row.to_bytes(8, "little") * 40 for row in marked)
+        client.prefetch("a", range(500))
+        eventually(lambda: daemon.metric("ple_daemon_rows_prefetched_total") == 8000, "prefetch counted")
+    assert daemon.metric("ple_daemon_anonymous_bytes") < 300e6

@@ -40,11 +40,13 @@ _multiply_high: Any = intrinsic(_define_multiply_high)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def floor_mod(value: int, divisor: int, reciprocal: int, wrap: int) -> int:
-    """`value` mod `divisor` in [0, divisor), the last two uint64."""
-    unsigned, size = np.uint64(value), np.uint64(divisor)
-    rest = unsigned - _multiply_high(unsigned, reciprocal) * size
-    rest = min(rest, rest - size)  # a subtraction that wrapped is the larger: no branch to mispredict
-    if value < 0:
-        rest = min(rest - wrap, rest - wrap + size)
-    return np.int64(rest)
+def floor_mod(value: Any, divisor: Any, reciprocal: Any, wrap: Any) -> Any:
+    """int64 `value` mod `divisor`, in [0, divisor); the other arguments and the result are uint64.
+
+    No branches, which random tokens would mispredict: of r and r - d, the one that did not wrap is smaller.
+    """
+    unsigned = np.uint64(value)
+    rest = unsigned - _multiply_high(unsigned, reciprocal) * divisor
+    rest = min(rest, rest - divisor)
+    rest -= wrap & np.uint64(value >> 63)
+    return min(rest, rest + divisor)

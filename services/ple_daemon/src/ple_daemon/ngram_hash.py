@@ -10,6 +10,7 @@ An EOS cuts what comes after it and not itself. Ids outside the vocabulary wrap 
 inside their head's range.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,18 +23,22 @@ from ple_daemon.hash_constants import HashConstants
 from ple_rpc.errors import BadRequest
 
 Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
+
+_PIECE_TOKENS = 1024
 
 
 class NgramHash:
-    """The hash of one table, with its constants laid out for the kernel."""
+    """The hash of one table, with its constants laid out for the kernel: [ngram_size - 1, heads_per_ngram]."""
 
     def __init__(self, constants: HashConstants) -> None:
         self.constants = constants
+        shape = constants.context_length, constants.heads_per_ngram
         self._multipliers = np.array(constants.multipliers, np.int64)
-        self._sizes = np.array(constants.head_sizes, np.int64)
-        self._offsets = np.array(constants.head_offsets, np.int64)
-        self._reciprocals = barrett.reciprocals(constants.head_sizes)
-        self._wraps = barrett.wraps(constants.head_sizes)
+        self._sizes = np.array(constants.head_sizes, np.uint64).reshape(shape)
+        self._offsets = np.array(constants.head_offsets, np.uint64).reshape(shape)
+        self._reciprocals = barrett.reciprocals(constants.head_sizes).reshape(shape)
+        self._wraps = barrett.wraps(constants.head_sizes).reshape(shape)
 
     def row_ids(self, tokens: npt.ArrayLike, context: npt.ArrayLike = ()) -> Int64Array:
         """Rows of every token, int64 [tokens, heads].
@@ -50,12 +55,19 @@ class NgramHash:
                 f"context holds {len(before)} ids, at most {constants.context_length} precede an n-gram"
             )
         padded = np.concatenate([np.full(missing, constants.eos_token_id, np.int64), before])
-        rows = np.empty((len(newest), constants.heads), np.int64)
+        rows = np.empty((len(newest), *self._sizes.shape), np.int64)
         _fill_row_ids(
             newest, padded, self._multipliers, self._sizes, self._offsets, self._reciprocals, self._wraps,
             constants.eos_token_id, rows,
         )  # fmt: skip
-        return rows
+        return rows.reshape(len(newest), constants.heads)
+
+    def pieces(self, tokens: npt.NDArray[Any], context: npt.ArrayLike = ()) -> Iterator[Int64Array]:
+        """`row_ids` of a long prompt, 1,024 tokens at a time: the rows stay in the processor's cache."""
+        for start in range(0, len(tokens), _PIECE_TOKENS):
+            if start:
+                context = tokens[max(0, start - self.constants.context_length) : start]
+            yield self.row_ids(tokens[start : start + _PIECE_TOKENS], context)
 
 
 @njit(nogil=True, cache=True)
@@ -63,23 +75,22 @@ def _fill_row_ids(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not object
     tokens: Int64Array,
     context: Int64Array,
     multipliers: Int64Array,
-    sizes: Int64Array,
-    offsets: Int64Array,
-    reciprocals: npt.NDArray[np.uint64],
-    wraps: npt.NDArray[np.uint64],
+    sizes: UInt64Array,
+    offsets: UInt64Array,
+    reciprocals: UInt64Array,
+    wraps: UInt64Array,
     eos: int,
     rows: Any,
 ) -> None:
-    depth = context.size
-    heads_per_ngram = sizes.size // depth
+    depth, heads = sizes.shape
     for position in range(tokens.size):
         mixed = tokens[position] * multipliers[0]
         cut = False
-        for step in range(1, depth + 1):
-            at = position - step
+        for step in range(depth):
+            at = position - step - 1
             value = tokens[at] if at >= 0 else context[depth + at]
             cut = cut or value == eos
-            mixed ^= (eos if cut else value) * multipliers[step]
-            for head in range((step - 1) * heads_per_ngram, step * heads_per_ngram):
-                rest = floor_mod(mixed, sizes[head], reciprocals[head], wraps[head])
-                rows[position, head] = rest + offsets[head]
+            mixed ^= (eos if cut else value) * multipliers[step + 1]
+            for head in range(heads):
+                rest = floor_mod(mixed, sizes[step, head], reciprocals[step, head], wraps[step, head])
+                rows[position, step, head] = np.int64(rest + offsets[step, head])

@@ -21,7 +21,6 @@ from ple_daemon.table import Table
 _log = logging.getLogger(__name__)
 
 WINDOW_ROWS = 64
-_HASHED_AT_ONCE = 1024
 # While a decode step reads, a window waits; the bound keeps a stuck reader from stopping prefetch for good.
 _DECODE_PATIENCE_S = 1.0
 _IDLE_WAKE_S = 1.0
@@ -34,8 +33,8 @@ class _Hint:
     """A prompt that waits or is being read. `dropped` is set by whoever no longer wants it."""
 
     epoch: int
-    tokens: npt.NDArray[np.int64]
-    context: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.integer]
+    context: npt.NDArray[np.integer]
     dropped: threading.Event = field(default_factory=threading.Event)
 
 
@@ -80,7 +79,7 @@ class Prefetcher:
             return not self._queue and self._running is None
 
     def submit(
-        self, key: Key, epoch: int, tokens: npt.NDArray[np.int64], context: npt.NDArray[np.int64]
+        self, key: Key, epoch: int, tokens: npt.NDArray[np.integer], context: npt.NDArray[np.integer]
     ) -> int | None:
         """Queue a prompt; returns its rows, or None when the hint is dropped (full queue, older epoch)."""
         with self._condition:
@@ -142,11 +141,7 @@ class Prefetcher:
 
     def _read_ahead(self, hint: _Hint) -> None:
         self._bitmap.fill(0)
-        for start in range(0, len(hint.tokens), _HASHED_AT_ONCE):
-            context = hint.context
-            if start:
-                context = hint.tokens[max(0, start - self._table.layout.constants.context_length) : start]
-            rows = self._table.hash.row_ids(hint.tokens[start : start + _HASHED_AT_ONCE], context)
+        for rows in self._table.hash.pieces(hint.tokens, hint.context):
             windows = collect_windows(
                 rows.reshape(-1), self._table.places, self._table.layout.row_bytes,
                 self._table.first_address, self._bitmap,
@@ -167,6 +162,7 @@ class Prefetcher:
             read_windows(window, self._table.places, advisor.code, advisor.pidfd)
             if populate_windows(before):
                 self.counters.failures.add(1)
+                self._table.watch.check()
                 return False
             self.counters.pages.add(int(before[:, 1].sum()) // PAGE_BYTES)
             before = window

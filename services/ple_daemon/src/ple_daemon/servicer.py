@@ -193,14 +193,14 @@ class TableServicer(table_service_pb2_grpc.TableServiceServicer):
         if query is None:
             raise BadRequest("a lookup needs row ids or tokens")
         if query == "row_ids_le64":
-            ids = _integers(request.row_ids_le64, np.dtype("<i8"), "row_ids_le64")
+            ids: Int64Array = _integers(request.row_ids_le64, np.dtype("<i8"), "row_ids_le64")
             _check_rows(ids.size, max_rows)
             return ids
         tokens, before = self._span(request.span)
         _check_rows(len(tokens) * self._table.layout.constants.heads, max_rows)
         return self._table.hash.row_ids(tokens, before).reshape(-1)
 
-    def _span(self, span: table_pb2.TokenSpan) -> tuple[Int64Array, Int64Array]:
+    def _span(self, span: table_pb2.TokenSpan) -> tuple[Any, Any]:
         tokens = _integers(span.tokens_le32, np.dtype("<i4"), "tokens_le32")
         before = _integers(span.context_le32, np.dtype("<i4"), "context_le32")
         if len(before) > self._table.layout.constants.context_length:
@@ -244,10 +244,10 @@ def description(layout: TableLayout) -> table_pb2.TableDescription:
     )
 
 
-def _integers(raw: bytes, dtype: np.dtype[Any], field: str) -> Int64Array:
+def _integers(raw: bytes, dtype: np.dtype[Any], field: str) -> Any:
     if len(raw) % dtype.itemsize:
         raise BadRequest(f"{field} holds {len(raw)} bytes, not a multiple of {dtype.itemsize}")
-    return np.frombuffer(raw, dtype).astype(np.int64)
+    return np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))
 
 
 def _check_rows(rows: int, max_rows: int) -> None:
