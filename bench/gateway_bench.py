@@ -44,9 +44,7 @@ def main() -> int:
         sides = {"direct": _Side(engine, options.tokens), "gateway": _Side(gateway, options.tokens)}
         for side in sides.values():
             stack.callback(side.close)
-        print(
-            f"{options.rounds} rounds, {options.requests} requests and {options.streams} streams each, {engine}"
-        )
+        print(f"{options.rounds} rounds of {options.requests} requests, {options.streams} streams, {engine}")
         _report("request, ms", _interleaved(sides, _Side.request_s, options.rounds, options.requests), 1e3)
         _report(
             "first token, ms", _interleaved(sides, _Side.first_token_s, options.rounds, options.streams), 1e3
@@ -99,9 +97,14 @@ class _Side:
     def _chat(self, tokens: int, *, stream: bool) -> http.client.HTTPResponse:
         messages = [{"role": "user", "content": "Count from one to a thousand."}]
         self._ask(
-            "POST", "/v1/chat/completions", model=self._model, messages=messages, temperature=0, max_tokens=tokens,
+            "POST",
+            "/v1/chat/completions",
+            model=self._model,
+            messages=messages,
+            temperature=0,
+            max_tokens=tokens,
             stream=stream,
-        )  # fmt: skip
+        )
         response = self._connection.getresponse()
         if response.status != 200:
             raise SystemExit(
@@ -118,6 +121,7 @@ class _Side:
     def _stream_s(self, tokens: int) -> tuple[float, float]:
         """Seconds to the first event, and from it to the last for each event."""
         began_s = time.perf_counter()
+        lines = self._chat(tokens, stream=True)
         lines = self._chat(tokens, stream=True)
         arrived_s = [time.perf_counter() for line in lines if line.startswith(b"data: {")]
         return arrived_s[0] - began_s, (arrived_s[-1] - arrived_s[0]) / max(1, len(arrived_s) - 1)

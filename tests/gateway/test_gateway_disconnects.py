@@ -30,6 +30,20 @@ def test_client_leaves(gateway, engine, streamed, stage):
     assert sum(gateway.metric("client_disconnects_total", stage=name) for name in left) == 1
 
 
+def test_client_that_stops_reading_is_given_up(start_gateway, engine):
+    gateway = start_gateway(between_tokens_timeout_s=0.3)
+
+    def script(call: Call) -> None:
+        call.open_stream()
+        while True:
+            call.event(chunk({"content": "x" * 100_000}))
+
+    engine.script = script
+    with gateway.open_chat(stream=True):
+        wait_for(lambda: engine.calls, "the request is at the engine")
+        wait_for(lambda: gateway.gateway.gate.idle, "the place is free")
+
+
 def test_client_that_waits_in_the_queue_leaves(start_gateway, engine):
     gateway = start_gateway(max_in_flight=1, max_queued=1)
     go_on = threading.Event()

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from fake_engine import Call, chunk, complete, wait_for
@@ -51,6 +52,7 @@ def test_open_only_where_no_stranger_can_reach_it():
         ({"http_address": "8000"}, "http_address"),
         ({"http_address": "127.0.0.1:99999"}, "http_address"),
         ({"engine_url": "127.0.0.1:8100"}, "engine_url"),
+        ({"engine_url": "http://u:p@x"}, "credentials"),
         ({"engine_url": "http://x:99999"}, "engine_url"),
         ({"max_body_bytes": "many"}, "max_body_bytes"),
         ({"total_timeout_s": 0}, "total_timeout_s"),
@@ -63,6 +65,11 @@ def test_bad_settings_are_one_line(overrides, named):
     with pytest.raises(SettingsError, match=named) as caught:
         load_settings({}, overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_every_setting_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    assert [name for name in Settings.model_fields if f"`{name}`" not in text] == []
 
 
 def test_unknown_variables_are_errors_but_injected_ones_are_not():

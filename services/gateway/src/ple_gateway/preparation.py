@@ -61,24 +61,25 @@ class Preparation:
         conversation = _conversation(path, request)
         await self._models.choose(request)
         schema = await self._schema(request)
-        text_bytes, images = len(msgspec.json.encode(request)), 0
-        if conversation:
-            text_bytes -= sum(len(place.url) for place in conversation.images)
-            images = await self._images.prepare(conversation.images)
-        tokens = text_bytes / _BYTES_PER_TOKEN + images * self._settings.image_max_px / _PX_PER_TOKEN
+        images = await self._images.prepare(conversation.images) if conversation else []
         options = request.get("stream_options", {})
         if request.get("stream"):
             # Always asked for, for the metrics; the relay drops it when the client did not ask.
             request["stream_options"] = {**options, "include_usage": True}
+        body = msgspec.json.encode(request)
         return Job(
-            call=EngineCall(path, msgspec.json.encode(request)),
+            call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
             include_usage=bool(options.get("include_usage")),
             choices=request.get("n", 1) * _count_prompts(request.get("prompt")),
             schema=schema,
             may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
-            prefill_s=tokens / _PREFILL_TOKENS_PER_S,
+            prefill_s=self._prefill_s(len(body) - sum(images), len(images)),
         )
+
+    def _prefill_s(self, text_bytes: int, images: int) -> float:
+        tokens = text_bytes / _BYTES_PER_TOKEN + images * self._settings.image_max_px / _PX_PER_TOKEN
+        return tokens / _PREFILL_TOKENS_PER_S
 
     async def _schema(self, request: dict[str, Any]) -> AnswerSchema | None:
         try:

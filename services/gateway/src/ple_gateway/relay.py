@@ -14,6 +14,7 @@ from ple_gateway.errors import GatewayError
 from ple_gateway.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
+_CLOSE_TIMEOUT_S = 3.0
 _START: Message = {
     "type": "http.response.start",
     "status": 200,
@@ -57,11 +58,16 @@ class EventStream:
         await self._write(sse.frame(data))
 
     async def close(self, error: GatewayError | None = None) -> None:
-        """End the stream with [DONE], after an error frame when it failed."""
-        if error:
-            await self.event(msgspec.json.encode(error.body()))
-        await self.event(sse.DONE)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        """End the stream with [DONE], after an error frame when it failed.
+
+        A client that takes nothing any more is given up: the server then closes its connection.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                if error:
+                    await self.event(msgspec.json.encode(error.body()))
+                await self.event(sse.DONE)
+                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     @asynccontextmanager
     async def kept_alive(self, commit_delay_s: float, interval_s: float) -> AsyncIterator[None]:

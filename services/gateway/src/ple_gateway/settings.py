@@ -85,6 +85,8 @@ class Settings(BaseSettings):
         parts = urlsplit(value)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{value!r} is no http(s) URL such as http://127.0.0.1:8100")
+        if parts.username or parts.password:
+            raise ValueError("put no credentials into the URL, which is logged; use engine_api_key")
         _ = parts.port  # urlsplit checks the port's range only when it is asked for
         return value.rstrip("/")
 

@@ -31,8 +31,8 @@ class ImagePipeline:
         """End the worker processes."""
         await self._workers.aclose()
 
-    async def prepare(self, places: list[ImagePlace]) -> int:
-        """Make every image part what the engine takes; returns how many images are left.
+    async def prepare(self, places: list[ImagePlace]) -> list[int]:
+        """Make every image part what the engine takes; returns the length of each URL that is left.
 
         The newest `max_images` are kept, older ones become notes. A picture that cannot be used is a 400 in
         the newest turn and a note in older ones, since clients send the whole history every time.
@@ -46,8 +46,9 @@ class ImagePipeline:
             if not isinstance(fault, BadImageError):
                 raise fault
             self._report(place, fault)
-        self._check_total([place for place, result in zip(kept, results, strict=True) if result is None])
-        return len(kept) - len(faults)
+        url_lengths = [len(place.url) for place, result in zip(kept, results, strict=True) if result is None]
+        self._check_total(url_lengths)
+        return url_lengths
 
     def _report(self, place: ImagePlace, fault: BadImageError) -> None:
         self._metrics.images.labels("bad").inc()
@@ -58,9 +59,8 @@ class ImagePipeline:
         _LOG.info("image in history left out reason=%s", str(fault)[:100])
         place.put_note("[image left out: it cannot be read]")
 
-    def _check_total(self, places: list[ImagePlace]) -> None:
-        total_bytes = sum(len(place.url) for place in places) * 3 // 4
-        if total_bytes > self._settings.max_images_bytes:
+    def _check_total(self, url_lengths: list[int]) -> None:
+        if sum(url_lengths) * 3 // 4 > self._settings.max_images_bytes:
             raise invalid(
                 f"The request's images are larger than {self._settings.max_images_bytes} bytes together.",
                 param="messages",
