@@ -146,6 +146,15 @@ def test_any_split_gives_the_same_rows(tokens: list[int], context: list[int]) ->
         assert np.array_equal(hash_.row_ids(tokens[at:], history), whole[at:])
 
 
+@pytest.mark.parametrize("count", [0, 1, 2047, 2048, 2049, 5000])
+@pytest.mark.parametrize("context", [[], [3], [3, EOS]])
+def test_pieces_of_a_prompt_are_its_rows(count: int, context: list[int]) -> None:
+    hash_ = NgramHash(TINY)
+    tokens = np.random.default_rng(count).integers(490, 510, count)
+    pieces = [piece.copy() for piece in hash_.pieces(tokens, context)]
+    assert np.array_equal(np.concatenate([np.zeros((0, 16)), *pieces]), hash_.row_ids(tokens, context))
+
+
 @pytest.mark.parametrize(("ngram_size", "heads_per_ngram", "layer"), [(2, 4, 0), (4, 3, 0), (3, 8, 2)])
 def test_other_shapes_equal_the_oracle(ngram_size: int, heads_per_ngram: int, layer: int) -> None:
     constants = derive(

@@ -25,11 +25,11 @@ from ple_rpc.errors import BadRequest
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
-_PIECE_TOKENS = 1024
+_PIECE_TOKENS = 2048
 
 
 class NgramHash:
-    """The hash of one table, with its constants laid out for the kernel: [ngram_size - 1, heads_per_ngram]."""
+    """The hash of one table, its constants laid out for the kernel: [ngram_size - 1, heads_per_ngram]."""
 
     def __init__(self, constants: HashConstants) -> None:
         self.constants = constants
@@ -46,28 +46,42 @@ class NgramHash:
         `context` holds up to ngram_size - 1 raw ids before tokens[0], oldest first; missing ones are EOS.
         Raises BadRequest for a longer context.
         """
-        constants = self.constants
         newest = np.ascontiguousarray(tokens, np.int64).reshape(-1)
+        rows = np.empty((len(newest), *self._sizes.shape), np.int64)
+        self._fill(newest, self._padded(context), rows)
+        return rows.reshape(len(newest), self.constants.heads)
+
+    def pieces(self, tokens: npt.ArrayLike, context: npt.ArrayLike = ()) -> Iterator[Int64Array]:
+        """`row_ids` of a long prompt, 2,048 tokens at a time.
+
+        A piece is a view of one buffer, which stays in the processor's cache and which the next overwrites.
+        """
+        newest = np.ascontiguousarray(tokens, np.int64).reshape(-1)
+        before = self._padded(context)
+        buffer = np.empty((min(_PIECE_TOKENS, len(newest)), *self._sizes.shape), np.int64)
+        for start in range(0, len(newest), _PIECE_TOKENS):
+            piece = newest[start : start + _PIECE_TOKENS]
+            rows = buffer[: len(piece)]
+            self._fill(piece, before, rows)
+            yield rows.reshape(len(piece), self.constants.heads)
+            before = np.concatenate([before, piece])[-self.constants.context_length :]
+
+    def _padded(self, context: npt.ArrayLike) -> Int64Array:
+        """The full context, oldest first, EOS where ids are missing."""
+        constants = self.constants
         before = np.asarray(context, np.int64).reshape(-1)
         missing = constants.context_length - len(before)
         if missing < 0:
             raise BadRequest(
                 f"context holds {len(before)} ids, at most {constants.context_length} precede an n-gram"
             )
-        padded = np.concatenate([np.full(missing, constants.eos_token_id, np.int64), before])
-        rows = np.empty((len(newest), *self._sizes.shape), np.int64)
-        _fill_row_ids(
-            newest, padded, self._multipliers, self._sizes, self._offsets, self._reciprocals, self._wraps,
-            constants.eos_token_id, rows,
-        )  # fmt: skip
-        return rows.reshape(len(newest), constants.heads)
+        return np.concatenate([np.full(missing, constants.eos_token_id, np.int64), before])
 
-    def pieces(self, tokens: npt.NDArray[Any], context: npt.ArrayLike = ()) -> Iterator[Int64Array]:
-        """`row_ids` of a long prompt, 1,024 tokens at a time: the rows stay in the processor's cache."""
-        for start in range(0, len(tokens), _PIECE_TOKENS):
-            if start:
-                context = tokens[max(0, start - self.constants.context_length) : start]
-            yield self.row_ids(tokens[start : start + _PIECE_TOKENS], context)
+    def _fill(self, tokens: Int64Array, context: Int64Array, rows: Int64Array) -> None:
+        _fill_row_ids(
+            tokens, context, self._multipliers, self._sizes, self._offsets, self._reciprocals, self._wraps,
+            self.constants.eos_token_id, rows,
+        )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
