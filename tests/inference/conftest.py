@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,8 +127,10 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_server(model: Path, table: str, log: Path, **settings: object) -> Iterator[Server]:
-    """A server that is ready; `settings` are fields of Settings."""
+def running_server(
+    model: Path, table: str, log: Path, *, wait: bool = True, **settings: object
+) -> Iterator[Server]:
+    """A server, ready unless told not to `wait`; `settings` are fields of Settings."""
     environment = clean_environment(
         **{f"PLE_INFERENCE_{name.upper()}": str(value) for name, value in settings.items()}
     )
@@ -138,7 +140,8 @@ def running_server(model: Path, table: str, log: Path, **settings: object) -> It
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, text=True)
     server = Server(process, log, "tiny-under-test")
     try:
-        wait_until(server.ready, START_DEADLINE_S, "inference ready")
+        if wait:
+            wait_until(server.ready, START_DEADLINE_S, "inference ready")
         yield server
     finally:
         if process.poll() is None:
@@ -179,8 +182,6 @@ def real_checkpoint(make_checkpoint: Callable[[TinyOptions], Path]) -> Path:
 @pytest.fixture(scope="session")
 def daemon_of() -> Iterator[Callable[[Path], Daemon]]:
     """One daemon a checkpoint, for tests that leave it alone."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         running: dict[Path, Daemon] = {}
 
@@ -190,6 +191,18 @@ def daemon_of() -> Iterator[Callable[[Path], Daemon]]:
             return running[table]
 
         yield get
+
+
+@pytest.fixture(scope="session")
+def start_daemon() -> Callable[[Path], AbstractContextManager[Daemon]]:
+    """For tests that kill theirs."""
+    return running_daemon
+
+
+@pytest.fixture(scope="session")
+def start_server() -> Callable[..., AbstractContextManager[Server]]:
+    """For tests that need one of their own."""
+    return running_server
 
 
 @pytest.fixture(scope="session")

@@ -78,8 +78,8 @@ class Engine:
             if self._stopping:
                 raise EngineStoppedError("the engine is stopping")
             self._drop_cancelled()
-            free = max(0, self._max_num_seqs - len(self._running) - len(self._waiting))
-            if len(sequences) > free and len(self._waiting) + len(sequences) - free > self._max_queued:
+            places = self._max_num_seqs + self._max_queued - len(self._running) - len(self._waiting)
+            if len(sequences) > places:
                 raise QueueFullError(f"{len(self._waiting)} sequences wait already")
             self._waiting.extend(sequences)
             for sequence in sequences:

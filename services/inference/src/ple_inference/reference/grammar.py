@@ -13,11 +13,13 @@ import torch
 import xgrammar
 from torch import Tensor
 
+from ple_inference.byte_level import CHARACTER_OF_BYTE
 from ple_inference.reference.vocabulary import Vocabulary
 
 _CACHE_BYTES = 64 * 2**20
 _WORKERS = 2
 _MAX_COMPILING = 8
+_CONTROL = re.compile(f"[{CHARACTER_OF_BYTE[0]}-{CHARACTER_OF_BYTE[0x1F]}]")
 # xgrammar's messages begin with a time and a line of its source.
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
@@ -33,7 +35,8 @@ class GrammarBusyError(Exception):
 class GrammarState:
     """Where one sequence stands in its grammar."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int, legal: Tensor | None) -> None:
+        self._legal = legal
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._bits = xgrammar.allocate_token_bitmask(1, vocab_size)
         self._vocab_size = vocab_size
@@ -44,7 +47,8 @@ class GrammarState:
         self._matcher.fill_next_token_bitmask(self._bits)
         places = torch.arange(32, dtype=torch.int32)
         mask = (self._bits.view(-1, 1) >> places) & 1
-        return mask.view(-1)[: self._vocab_size].bool()
+        allowed = mask.view(-1)[: self._vocab_size].bool()
+        return allowed if self._legal is None else allowed & self._legal
 
     def accept(self, token: int) -> None:
         if not self._matcher.accept_token(token):
@@ -68,6 +72,9 @@ class GrammarCompiler:
         self, vocabulary: Vocabulary, vocab_size: int, stop_ids: frozenset[int], deadline_s: float
     ) -> None:
         tokens = [vocabulary.tokenizer.id_to_token(i) or "" for i in range(vocabulary.size)]
+        # xgrammar lets control characters into strings of bounded length, where JSON forbids them raw.
+        self._json_tokens = torch.zeros(vocab_size, dtype=torch.bool)
+        self._json_tokens[: len(tokens)] = torch.tensor([not _CONTROL.search(token) for token in tokens])
         info = xgrammar.TokenizerInfo(
             tokens,
             vocab_type=xgrammar.VocabType.BYTE_LEVEL,
@@ -90,7 +97,9 @@ class GrammarCompiler:
         """
         text = json.dumps(schema)
         # Free whitespace would let a wandering model write spaces for ever.
-        return await self._compile(lambda: self._compiler.compile_json_schema(text, any_whitespace=False))
+        return await self._compile(
+            lambda: self._compiler.compile_json_schema(text, any_whitespace=False), self._json_tokens
+        )
 
     async def tool_calls(self, tools: list[dict[str, Any]], *, parallel: bool) -> Callable[[], GrammarState]:
         """At least one call of one of `tools` in Qwen's XML form. Raises as `schema`."""
@@ -116,10 +125,10 @@ class GrammarCompiler:
             "stop_after_first": not parallel,
         }
         tag = json.dumps({"type": "structural_tag", "format": content})
-        return await self._compile(lambda: self._compiler.compile_structural_tag(tag))
+        return await self._compile(lambda: self._compiler.compile_structural_tag(tag), None)
 
     async def _compile(
-        self, compile_it: Callable[[], xgrammar.CompiledGrammar]
+        self, compile_it: Callable[[], xgrammar.CompiledGrammar], legal: Tensor | None
     ) -> Callable[[], GrammarState]:
         if self._compiling >= _MAX_COMPILING:
             raise GrammarBusyError("too many grammars are being compiled; try again")
@@ -133,7 +142,7 @@ class GrammarCompiler:
             raise GrammarError(f"compiling took longer than {self._deadline_s:g} s") from error
         except (ValueError, RuntimeError) as error:
             raise GrammarError(_SOURCE_PLACE.sub("", str(error).strip().splitlines()[-1])) from error
-        return lambda: GrammarState(compiled, self._vocab_size)
+        return lambda: GrammarState(compiled, self._vocab_size, legal)
 
     def _done(self, future: asyncio.Future[xgrammar.CompiledGrammar]) -> None:
         self._compiling -= 1
