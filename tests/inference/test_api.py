@@ -189,7 +189,10 @@ def test_images(http: httpx.Client) -> None:
 def test_tool_calls_are_parsed(http: httpx.Client) -> None:
     parameters = {
         "type": "object",
-        "properties": {"n": {"type": "integer"}, "s": {"enum": ["a", "b"], "type": "string"}},
+        "properties": {
+            "n": {"type": "integer", "minimum": 0, "maximum": 9},
+            "s": {"enum": ["a", "b"], "type": "string"},
+        },
         "required": ["n", "s"],
     }
     tools = [{"type": "function", "function": {"name": "pick", "parameters": parameters}}]

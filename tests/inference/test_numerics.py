@@ -139,6 +139,15 @@ def test_engine_generates_what_transformers_does(pair: Pair) -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("pair", [("real", "bf16")], ids=["real-bf16"], indirect=True)
+def test_long_greedy_text_does_not_loop(pair: Pair) -> None:
+    """What the tests of restarts need: 200 tokens, 50 of them distinct, none that ends the answer."""
+    tokens = engine_tokens(pair.ours, text_ids(pair.ours)[0].tolist(), None, 200)
+    assert len(set(tokens)) >= 150
+    assert max(tokens) < pair.ours.config.text_config.eos_token_id
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("pair", [("tiny", "f32")], ids=["tiny-f32"], indirect=True)
 def test_chunked_prefill_agrees(pair: Pair) -> None:
     """Exactly equal it cannot be: sums are taken in another order. In bf16 rounding would hide the rest."""

@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,10 @@ BODY = {
 }
 
 
-@pytest.fixture(scope="module")
-def daemon(tiny_checkpoint: Path, start_daemon: Callable) -> Iterator[Any]:
-    with start_daemon(tiny_checkpoint) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(
-    tiny_checkpoint: Path, daemon: Any, start_server: Callable, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
-    log = tmp_path_factory.mktemp("restart") / "log"
-    with start_server(tiny_checkpoint, daemon.address, log, lookup_deadline_s=30) as running:
-        yield running
+@pytest.fixture
+def daemon(tiny_checkpoint: Path, daemon_of: Callable) -> Any:
+    """The shared server's daemon; a test that kills it starts it again."""
+    return daemon_of(tiny_checkpoint)
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = 30) -> None:
@@ -69,6 +60,7 @@ def test_tokens_are_the_same_across_restarts_of_the_daemon(server: Any, daemon: 
         asking.join(120)
         assert tokens_of(result[0]) == undisturbed
     assert server.metric("ple_inference_table_reconnects_total") >= 3
+    assert server.metric("ple_inference_table_lookups_failed_total") == 0
     until(lambda: _health(server)["state"] == "ready", "healthy again")
 
 

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from ple_inference.reference.service import Service
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.errors import TableError
+from ple_rpc.rundir import check_socket_path
 
 _log = logging.getLogger(__name__)
+_UNIX = "unix:"
 _DRAIN_POLL_S = 0.1
 _CLOSE_CONNECTIONS_S = 5
 
@@ -36,6 +39,8 @@ class ServeError(Exception):
 def serve(settings: Settings, checkpoint: Checkpoint) -> None:
     """Serve until SIGTERM or SIGINT. Raises ServeError."""
     try:
+        if settings.table_address.startswith(_UNIX):
+            check_socket_path(Path(settings.table_address.removeprefix(_UNIX)))
         options = ClientOptions(lookup_deadline_s=settings.lookup_deadline_s)
         client = TableClient(settings.table_address, options)
     except (TableError, ValueError) as error:
