@@ -121,9 +121,8 @@ class _Side:
     def _stream_s(self, tokens: int) -> tuple[float, float]:
         """Seconds to the first event, and from it to the last for each event."""
         began_s = time.perf_counter()
-        lines = self._chat(tokens, stream=True)
-        lines = self._chat(tokens, stream=True)
-        arrived_s = [time.perf_counter() for line in lines if line.startswith(b"data: {")]
+        response = self._chat(tokens, stream=True)
+        arrived_s = [time.perf_counter() for line in response if line.startswith(b"data: {")]
         return arrived_s[0] - began_s, (arrived_s[-1] - arrived_s[0]) / max(1, len(arrived_s) - 1)
 
     def first_token_s(self) -> float:
