@@ -89,8 +89,7 @@ def test_a_write_error_leaves_nothing(
     assert names(tmp_path) == ["checkpoint"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_build_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     folder = Checkpoint().write(tmp_path / "checkpoint")
     out = tmp_path / "out"
     out.mkdir()
@@ -113,7 +112,7 @@ sys.exit(__main__.main(["build", *sys.argv[1:]]))
     with process:
         assert process.stdout.readline() == b"chunk\n"
         assert names(out) == [".table.ple.tmp"]
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)  # unwinds as Ctrl-C does
         assert process.wait(60) == 130
         assert process.stderr.read().endswith(b"ple-daemon: interrupted\n")
     assert names(out) == []
