@@ -146,7 +146,7 @@ def test_unchanged_pictures_pass_as_they_came(data):
     assert normalise(data, LIMITS)[1] is data
 
 
-@pytest.mark.parametrize("size", [(4000, 3000), (1920, 1093), (900, 2700)])
+@pytest.mark.parametrize("size", [(2400, 1800), (1920, 1093), (900, 2700)])
 def test_large_pictures_shrink_to_multiples_of_32(size):
     for kind in ("JPEG", "PNG"):
         data = saved(photo(size), kind, **({"compress_level": 1} if kind == "PNG" else {}))
@@ -242,7 +242,7 @@ def test_cache_is_bounded_and_forgets_the_oldest():
 
 
 def test_image_chat_with_every_spelling(gateway, engine):
-    data = saved(photo((4000, 3000)), "PNG", compress_level=1)
+    data = saved(photo((2400, 1800)), "PNG", compress_level=1)
     small = url(saved(solid("RGB", RED), "PNG"))
     answered = gateway.chat(
         messages=[
