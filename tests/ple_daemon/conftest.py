@@ -23,7 +23,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from ple_checkpoint import Checkpoint
 
+from ple_daemon import kernel_cache
 from ple_rpc.table.v1 import table_service_pb2_grpc
+
+# Before any module with kernels, as the command does.
+kernel_cache.prepare(None)
 
 DEADLINE_S = 60.0
 
@@ -186,8 +190,18 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels(shared_checkpoint: Path) -> None:
+    """numba resolves np.empty when it compiles: it must have done so before np.empty is replaced."""
+    from ple_daemon.source import open_table
+    from ple_daemon.warm_up import warm_up
+
+    with open_table(shared_checkpoint) as table:
+        warm_up(table)
+
+
 @pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned_memory(compiled_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """np.empty is filled with a pattern, so that bytes that nobody wrote are noticed."""
     empty = np.empty
 

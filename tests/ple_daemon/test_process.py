@@ -16,6 +16,7 @@ import pytest
 from conftest import REAL_WIDTH, Daemon, eventually, names
 from ple_checkpoint import PREFIX, Checkpoint
 
+from ple_daemon import kernel_cache
 from ple_daemon.flat_file import SegmentSum, describe, sidecar_path
 from ple_daemon.hash_constants import derive, padded_rows
 from ple_daemon.settings import SettingsError, load
@@ -249,6 +250,12 @@ def test_kernels_are_cached_where_they_may_be(
 def one_error(daemon: Daemon) -> str:
     assert "Traceback" not in daemon.log
     return daemon.log.splitlines()[-1]
+
+
+def test_every_file_with_kernels_names_the_cache() -> None:
+    folder = Path(kernel_cache.__file__).parent
+    with_kernels = {p.name for p in folder.glob("*.py") if "@njit" in p.read_text()}
+    assert with_kernels == set(kernel_cache._KERNEL_FILES)
 
 
 def test_a_cancelled_stream_holds_nothing(start: Start, shared_checkpoint: Path) -> None:

@@ -1,11 +1,15 @@
 """Decides where numba keeps compiled kernels. Call `prepare` before importing a module with kernels."""
 
+import hashlib
 import os
 import stat
 import tempfile
 from pathlib import Path
 
 from ple_daemon.errors import DaemonError
+
+# numba notices a change of the file that a kernel stands in, not of the files whose code it inlines.
+_KERNEL_FILES = ("barrett.py", "gather.py", "native.py", "ngram_hash.py", "page_windows.py")
 
 
 def prepare(wanted: Path | None) -> Path:
@@ -16,8 +20,17 @@ def prepare(wanted: Path | None) -> Path:
     """
     beside_code = Path(__file__).parent / "__pycache__"
     if wanted is None and _is_writable(beside_code):
-        return beside_code
-    folder = wanted or Path(tempfile.gettempdir()) / f"ple-daemon-kernels-{os.getuid()}"
+        folder = beside_code
+    else:
+        folder = _private(wanted or Path(tempfile.gettempdir()) / f"ple-daemon-kernels-{os.getuid()}")
+    import numba  # after the settings are known to be right: it takes half a second
+
+    folder /= f"kernels-{_source_digest()}"
+    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+    return folder
+
+
+def _private(folder: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -27,10 +40,14 @@ def prepare(wanted: Path | None) -> Path:
         raise DaemonError(f"kernel cache {folder}: others can write there; set PLE_DAEMON_CACHE_DIR")
     if not _is_writable(folder):
         raise DaemonError(f"kernel cache {folder}: cannot be written; set PLE_DAEMON_CACHE_DIR")
-    import numba  # after the settings are known to be right: it takes half a second
-
-    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
     return folder
+
+
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for name in _KERNEL_FILES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _is_writable(folder: Path) -> bool:
