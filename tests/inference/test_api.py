@@ -107,9 +107,9 @@ def test_choices_and_seeds(http: httpx.Client) -> None:
 
 
 def test_company_does_not_change_an_answer(http: httpx.Client) -> None:
-    alone = [chat(http, seed=seed, max_tokens=40) for seed in (1, 2)]
+    alone = [chat(http, seed=seed, max_tokens=20) for seed in (1, 2)]
     with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda seed: chat(http, seed=seed, max_tokens=40), (1, 2)))
+        together = list(pool.map(lambda seed: chat(http, seed=seed, max_tokens=20), (1, 2)))
     assert [text_of(answer) for answer in together] == [text_of(answer) for answer in alone]
 
 

@@ -16,9 +16,9 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from ple_inference.tiny.config import TinyOptions
-from ple_inference.tiny.stamp import is_complete
+from ple_inference.tiny.stamp import OutputExistsError, is_complete
 from ple_inference.tiny.weights import TABLE_KEY, number_rows, row_numbers
-from ple_inference.tiny.writer import OutputExistsError, write_checkpoint
+from ple_inference.tiny.writer import write_checkpoint
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

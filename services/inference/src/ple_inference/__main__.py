@@ -132,7 +132,7 @@ def _serve(settings: Settings) -> None:
 
 def _run_tiny(args: argparse.Namespace) -> int:
     from ple_inference.tiny.config import TinyOptions
-    from ple_inference.tiny.stamp import is_complete
+    from ple_inference.tiny.stamp import OutputExistsError, check_replaceable, is_complete
 
     out = args.out.absolute()
     try:
@@ -142,6 +142,11 @@ def _run_tiny(args: argparse.Namespace) -> int:
     if is_complete(out, options) and not args.force:
         print(f"{out} is already complete with these options")
         return 0
+    try:
+        if not args.force:
+            check_replaceable(out)
+    except OutputExistsError as error:
+        raise CommandError(str(error)) from error
     _require_reference_extra()
     _write_tiny(out, options, force=args.force)
     print(f"wrote {out}")
@@ -152,7 +157,7 @@ def _write_tiny(out: Path, options: TinyOptions, *, force: bool) -> None:
     from tqdm import tqdm
 
     from ple_inference.tiny.tokenizer import VocabularyError
-    from ple_inference.tiny.writer import STEPS, OutputExistsError, write_checkpoint
+    from ple_inference.tiny.writer import STEPS, write_checkpoint
 
     with tqdm(total=STEPS, desc="tiny checkpoint", unit="part", disable=None) as bar:
 
@@ -162,7 +167,7 @@ def _write_tiny(out: Path, options: TinyOptions, *, force: bool) -> None:
 
         try:
             write_checkpoint(out, options, force=force, progress=advance)
-        except (OutputExistsError, VocabularyError) as error:
+        except VocabularyError as error:
             raise CommandError(str(error)) from error
         except OSError as error:
             raise CommandError(f"cannot write {out}: {error.strerror or error}") from error

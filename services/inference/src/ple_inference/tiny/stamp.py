@@ -14,6 +14,16 @@ _NAME = "triplex-tiny.json"
 _FORMAT = 1
 
 
+class OutputExistsError(Exception):
+    """The output folder holds something that is not ours to replace."""
+
+
+def check_replaceable(out: Path) -> None:
+    """Raise OutputExistsError unless `out` is missing or an empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputExistsError(f"{out} is not empty and is no checkpoint with these options; use --force")
+
+
 def is_complete(out: Path, options: TinyOptions) -> bool:
     """Whether `out` is a checkpoint made with these options, every file as long as it was written."""
     try:

@@ -21,23 +21,19 @@ from ple_inference.tiny.config import (
     generation_config,
     model_config,
 )
-from ple_inference.tiny.stamp import write_stamp
+from ple_inference.tiny.stamp import check_replaceable, write_stamp
 from ple_inference.tiny.tokenizer import ordinary_tokens, write_tokenizer
 
 STEPS = TABLE_SHARDS + 3
 """How often `write_checkpoint` reports progress."""
 
 
-class OutputExistsError(Exception):
-    """The output folder holds something that is not ours to replace."""
-
-
 def write_checkpoint(
     out: Path, options: TinyOptions, *, force: bool, progress: Callable[[str], object]
 ) -> None:
-    """Build beside `out`, then rename. Errors: OutputExistsError, OSError, tokenizer.VocabularyError."""
-    if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
-        raise OutputExistsError(f"{out} is not empty and is no checkpoint with these options; use --force")
+    """Build beside `out`, then rename. Errors: stamp.OutputExistsError, OSError, VocabularyError."""
+    if not force:
+        check_replaceable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
