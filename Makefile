@@ -10,11 +10,13 @@ MAKEFLAGS += --no-builtin-rules
 # TORCH_INDEX=URL              another index for torch, e.g. PyTorch's own one of CPU builds
 # MODEL=DIR TABLE=FILE         what `make run` serves instead of the tiny model
 # ADDRESS=127.0.0.1:8000       where the gateway listens
+# JOBS=2                       how many processes test at once
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(3.11 <= float("%d.%d" % sys.version_info[:2]) <= 3.13)' 2>/dev/null | grep True),$(p))))
 TORCH_INDEX ?=
 MODEL ?= var/models/triplex-tiny
 TABLE ?=
 ADDRESS ?= 127.0.0.1:8000
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -57,7 +59,7 @@ serve: run ## the same as run
 
 test: $(READY) ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS)
 
 check: $(READY) ## lint, types, import borders, generated code; never edits
 	@$(BIN)/ruff check .

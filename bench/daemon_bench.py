@@ -71,7 +71,7 @@ def main() -> None:
         parser.error(
             f"unknown figure {unknown}" if unknown else "rounds >= 1 and table-mib >= 256 are needed"
         )
-    print(f"{'figure':58} {'ratio':>7} {'expected':>9}   sides (median)")  # noqa: T201
+    print(f"{'figure':58} {'ratio':>7} {'expected':>9}   sides (median)")
     if "hash" in options.what:
         hash_figures(options.rounds)
     if "cold" in options.what or "transport" in options.what:
@@ -96,7 +96,7 @@ def take_turns(contest: Contest, rounds: int, prepare: Callable[[], None] = lamb
 
 def show(figure: str, slow: tuple[str, float], fast: tuple[str, float], expected: str) -> None:
     sides = f"{slow[0]} {slow[1] * 1e3:.3f} ms, {fast[0]} {fast[1] * 1e3:.3f} ms"
-    print(f"{figure:58} {slow[1] / fast[1]:7.2f} {expected:>9}   {sides}", flush=True)  # noqa: T201
+    print(f"{figure:58} {slow[1] / fast[1]:7.2f} {expected:>9}   {sides}", flush=True)
 
 
 # -- hash --------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def running_daemon(path: Path) -> Iterator[str]:
     """Address of a daemon process that serves the table."""
     with tempfile.TemporaryDirectory(prefix="ple-bench-") as folder:
         command = [sys.executable, "-m", "ple_daemon", "serve", str(path), "--run-dir", folder]
-        process = subprocess.Popen([*command, "--http-address", "127.0.0.1:0", "--log-level", "error"])  # noqa: S603
+        process = subprocess.Popen([*command, "--http-address", "127.0.0.1:0", "--log-level", "error"])
         address = f"unix:{folder}/table.sock"
         try:
             with TableClient(address) as client:

@@ -4,8 +4,6 @@ Both sides are asked in turn, so that whatever else the machine does hits both; 
 the rounds of the median within a round.
 """
 
-# ruff: noqa: S603, T201, TID251 (a benchmark prints, and starts our own commands with a clean environment)
-
 import argparse
 import asyncio
 import http.client

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(overrides: dict[str, str]) -> int:
-    settings = load_settings(os.environ, overrides)  # noqa: TID251 this is the one place
+    settings = load_settings(os.environ, overrides)
     # Heavy imports come after the settings are known to be good, so that mistakes show at once.
     from ple_gateway import logs
     from ple_gateway.server import bind, serve

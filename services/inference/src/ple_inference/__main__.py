@@ -100,7 +100,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run_serve(args: argparse.Namespace) -> int:
     flags = {name: value for name, value in vars(args).items() if name != "run"}
-    environ = os.environ  # noqa: TID251 - here the process's environment comes in
+    environ = os.environ
     if (args.engine or environ.get(f"{PREFIX}ENGINE")) == "vllm":
         raise CommandError("engine vllm is not built yet; use --engine reference")
     try:

@@ -27,7 +27,7 @@ class Settings(BaseSettings):
 
     table: Path
     """A checkpoint folder, or a file that `ple-daemon build` made."""
-    run_dir: Path = Field(default_factory=lambda: run_directory(os.environ, Path.cwd()))  # noqa: TID251
+    run_dir: Path = Field(default_factory=lambda: run_directory(os.environ, Path.cwd()))
     """Where table.sock and the lock live; mode 0700."""
     http_address: Annotated[str, Field(pattern=r"^[^\s]+:\d{1,5}$")] = "127.0.0.1:8200"
     """host:port of /livez, /readyz and /metrics."""
@@ -46,7 +46,7 @@ class Settings(BaseSettings):
 
 def load(overrides: Mapping[str, Any]) -> Settings:
     """Settings from the environment; `overrides` (the command line) win. Raises SettingsError."""
-    _refuse_unknown(os.environ)  # noqa: TID251
+    _refuse_unknown(os.environ)
     try:
         return Settings(**overrides)
     except ValidationError as error:
@@ -58,7 +58,7 @@ def load(overrides: Mapping[str, Any]) -> Settings:
 
 def cache_dir() -> Path | None:
     """The kernel cache that the environment asks for, for commands that need no other setting."""
-    value = os.environ.get(f"{PREFIX}CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR")  # noqa: TID251
+    value = os.environ.get(f"{PREFIX}CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR")
     return Path(value) if value else None
 
 
