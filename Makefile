@@ -44,7 +44,7 @@ $(READY): constraints/cpu.txt pyproject.toml $(PROJECTS:%=%/pyproject.toml)
 	pip="$(BIN)/python -m pip --disable-pip-version-check"
 	$$pip install --quiet 'pip==26.3'
 	if [ -n "$(TORCH_INDEX)" ]; then $$pip install --quiet --index-url '$(TORCH_INDEX)' 'torch==2.13.0'; fi
-	$$pip install --quiet --progress-bar off -c constraints/cpu.txt --group dev \
+	$$pip install --quiet --progress-bar off --no-compile -c constraints/cpu.txt --group dev \
 	  -e protos -e services/ple_daemon -e 'services/inference[reference]' -e services/gateway
 	touch $(READY)
 

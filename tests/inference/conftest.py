@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from ple_inference.tiny.config import TinyOptions
-from ple_inference.tiny.writer import write_checkpoint
 from ple_rpc.client import TableClient
 from ple_rpc.rundir import TABLE_SOCKET_NAME
 
@@ -148,35 +147,10 @@ def running_server(
             assert stop_process(process) == 0, log.read_text()
 
 
-def _no_progress(_: str) -> None:
-    pass
-
-
-@pytest.fixture(scope="session")
-def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyOptions], Path]:
-    """Builds each kind of checkpoint once."""
-    made: dict[TinyOptions, Path] = {}
-
-    def make(options: TinyOptions) -> Path:
-        if options not in made:
-            out = tmp_path_factory.mktemp("checkpoint") / f"{options.vocab}-{options.dtype}"
-            write_checkpoint(out, options, force=False, progress=_no_progress)
-            made[options] = out
-        return made[options]
-
-    return make
-
-
 @pytest.fixture(scope="session")
 def tiny_checkpoint(make_checkpoint: Callable[[TinyOptions], Path]) -> Path:
     """512 ids, bf16, a small table."""
     return make_checkpoint(TinyOptions(vocab="tiny", table_rows_base=1000))
-
-
-@pytest.fixture(scope="session")
-def real_checkpoint(make_checkpoint: Callable[[TinyOptions], Path]) -> Path:
-    """What `ple-inference tiny` makes without options."""
-    return make_checkpoint(TinyOptions())
 
 
 @pytest.fixture(scope="session")
