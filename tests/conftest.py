@@ -1,5 +1,6 @@
 """What tests of several folders share, also between the processes of `pytest -n 2`."""
 
+import dataclasses
 import fcntl
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ple_inference.tiny.config import TinyOptions
+from ple_inference.tiny.stamp import is_complete
 from ple_inference.tiny.writer import write_checkpoint
 
 HERE = Path(__file__).parent
@@ -35,14 +37,14 @@ def make_checkpoint(
     folder = base.parent if hasattr(request.config, "workerinput") else base
 
     def make(options: TinyOptions) -> Path:
-        place = (
-            folder / f"checkpoint-{options.vocab}-{options.dtype}-{options.table_rows_base}-{options.seed}"
-        )
+        place = folder / "-".join(["checkpoint", *map(str, dataclasses.astuple(options))])
         place.mkdir(exist_ok=True)
+        checkpoint = place / "triplex-tiny"
         with (place / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            write_checkpoint(place / "triplex-tiny", options, force=False, progress=lambda _: None)
-        return place / "triplex-tiny"
+            if not is_complete(checkpoint, options):
+                write_checkpoint(checkpoint, options, force=False, progress=lambda _: None)
+        return checkpoint
 
     return make
 
