@@ -199,6 +199,22 @@ def test_close_ends_a_lookup_that_waits(daemon):
         lookup.result()
 
 
+def test_close_ends_a_wait_for_the_daemon(tmp_path):
+    client = TableClient(f"unix:{tmp_path}/none.sock", FAST)
+    heard: list[str] = []
+    started = time.monotonic()
+
+    def close_after_three(reason: str) -> None:
+        heard.append(reason)
+        if len(heard) == 3:
+            client.close()
+
+    with pytest.raises(errors.TableUnavailable, match="closed"):
+        client.wait_ready(30, on_wait=close_after_three)
+    assert len(heard) == 3
+    assert time.monotonic() - started < 15
+
+
 def test_wait_ready_says_what_it_waits_for_and_gives_up(tmp_path):
     heard: list[str] = []
     with (

@@ -82,6 +82,8 @@ class TableClient:
                 self._connect(deadline)
                 return self._describe_known()
             except TableUnavailable as error:
+                if self._closed.is_set():
+                    raise
                 if remaining_s(deadline) == 0:
                     raise TableUnavailable(
                         f"no answer from {self.address} in {deadline_s:g} s ({error})"
