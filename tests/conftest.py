@@ -1,8 +1,16 @@
-"""Keeps tests that share expensive things together when pytest runs in several processes (`-n 2`)."""
+"""What holds for all tests.
+
+Tests that share expensive things stay together when pytest runs in several processes (`-n 2`).
+"""
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A deadline in wall-clock time for each example fails on a machine that has something else to do.
+hypothesis.settings.register_profile("triplex", deadline=None)
+hypothesis.settings.load_profile("triplex")
 
 HERE = Path(__file__).parent
 # One stack of services, one checkpoint: the whole folder goes to one process.
