@@ -216,6 +216,9 @@ def test_tool_calls_are_parsed(http: httpx.Client) -> None:
     assert calls[0]["index"] == 0
 
 
+ODD_PROPERTIES = {"properties": [1]}
+
+
 # -- refusals --------------------------------------------------------------------------------------------
 
 
@@ -240,6 +243,12 @@ def test_tool_calls_are_parsed(http: httpx.Client) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": BAD_SCHEMA}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "retrieval"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": ODD_PROPERTIES}}]}, "tools"),
+        ({"tool_choice": {"type": "function", "function": "f"}}, "tool_choice"),
+        ({"tool_choice": {}}, "tool_choice"),
+        ({"stop_token_ids": [512]}, "stop_token_ids"),
         ({"stream_options": {"include_usage": True}}, None),
     ],
 )  # fmt: skip

@@ -152,8 +152,9 @@ def sampling_params(
 
     `defaults` is the checkpoint's generation_config; `room` is what the prompt leaves of the window.
     """
-    if any(not 0 <= token < vocab_size for token in [*body.logit_bias, *body.stop_token_ids]):
-        raise bad_request(f"a token id outside the vocabulary of {vocab_size}", "logit_bias")
+    for param, ids in (("logit_bias", body.logit_bias), ("stop_token_ids", body.stop_token_ids)):
+        if any(not 0 <= token < vocab_size for token in ids):
+            raise bad_request(f"a token id outside the vocabulary of {vocab_size}", param)
 
     def choose(value: Any, name: str, default: Any) -> Any:
         return value if value is not None else defaults.get(name, default)
