@@ -257,6 +257,22 @@ def test_bad_parameters(http: httpx.Client, body: dict[str, Any], param: str | N
     assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
 
 
+@pytest.mark.parametrize(
+    "text", ["\\ud800", "a\\udfffb", "\\ud83d\\ude00", "\\ude00\\ud83d", "\\u0000", "\\u2028"]
+)
+def test_any_string_of_json_is_answered(http: httpx.Client, text: str) -> None:
+    chat_body = (
+        f'{{"messages": [{{"role": "user", "content": "{text}"}}], "max_tokens": 1, "stop": "{text}"}}'
+    )
+    text_body = f'{{"prompt": "{text}", "max_tokens": 1, "echo": true}}'
+    headers = {"content-type": "application/json"}
+    for path, body in (("/v1/chat/completions", chat_body), ("/v1/completions", text_body)):
+        answer = http.post(path, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+    unknown = http.post(path, content=f'{{"model": "{text}", "prompt": "x"}}', headers=headers)
+    assert unknown.status_code == 404
+
+
 def test_other_refusals(http: httpx.Client, server: Any) -> None:
     assert refusal(http, model="gpt-9")[0] == 404
     assert refusal(http, model="gpt-9")[1]["code"] == "model_not_found"
