@@ -74,7 +74,7 @@ def test_rows_are_mapped_afterwards(advice: Advice, tmp_path: Path) -> None:
         assert prefetcher.stop(10)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, REAL_WIDTH.rows - 1), max_size=200))
 def test_windows_cover_every_page_and_repeat_none(shared_checkpoint: Path, ids: list[int]) -> None:
     with open_table(shared_checkpoint) as table:

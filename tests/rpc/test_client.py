@@ -59,7 +59,7 @@ def test_rows_by_id(daemon):
         assert client.stats.lookups_in_flight == 0
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tokens=st.lists(st.integers(0, 2**31 - 1), max_size=60),
     context=st.lists(st.integers(0, 2**31 - 1), max_size=2),
