@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ple_daemon import prefetch as prefetch_module
+from ple_daemon import prefetch_hint
 from ple_daemon.gather import Advice
 from ple_daemon.page_windows import collect_windows
 from ple_daemon.prefetch import Prefetcher
@@ -109,7 +110,7 @@ def test_context_leads_to_the_same_rows_as_the_lookup(
         seen.append(ids.copy())
         return collect_windows(ids, *arguments)
 
-    monkeypatch.setattr(prefetch_module, "collect_windows", record)
+    monkeypatch.setattr(prefetch_hint, "collect_windows", record)
     prefetcher.start()
     prefetcher.submit((b"", "a"), 0, prompt, context)
     eventually(lambda: prefetcher.idle, "prefetch done")

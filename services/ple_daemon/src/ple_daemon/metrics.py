@@ -1,14 +1,13 @@
 """Prometheus metrics: histograms where the work happens, everything else read when somebody asks."""
 
-import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ple_daemon.memory import anonymous_bytes, major_faults
 from ple_daemon.prefetch import Prefetcher
 from ple_daemon.table import Table
 
@@ -79,16 +78,3 @@ class TableCollector(Collector):
                 "fingerprint": self._table.fingerprint.hex(),
             },
         )  # fmt: skip
-
-
-def major_faults() -> int:
-    """Page reads that this process waited for since it started."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-
-
-def anonymous_bytes() -> int:
-    """Resident anonymous memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
