@@ -52,6 +52,14 @@ class Effort:
         return int(1.1 * (gathers + steps + 2 * self.rounds * self.prefetch_tokens * heads))
 
 
+@dataclass(frozen=True, slots=True)
+class Race:
+    """A prompt read ahead and decode lookups at the same time: pages per second, median seconds a lookup."""
+
+    pages_per_s: float
+    lookup_s: float
+
+
 class Bench:
     """One run on one table, which is opened twice: advised as it would be served, and plain."""
 
@@ -63,8 +71,8 @@ class Bench:
         pages = layout.size_bytes // PAGE_BYTES
         if needed > pages * _SHARE_OF_TABLE:
             raise NotColdError(
-                f"{path}: {pages:,} pages, a run of {effort.rounds} rounds reads about {needed:,} that must all be "
-                "different; use a larger table or fewer rounds"
+                f"{path}: {pages:,} pages, a run of {effort.rounds} rounds reads about {needed:,}, "
+                "all different; use a larger table or fewer rounds"
             )
         self._table, self._plain = Table(layout), Table(layout, Advice.NONE)
         self._cold = ColdRows([self._table, self._plain])
@@ -89,7 +97,9 @@ class Bench:
             pages += len(self._cold.pages)
         moved_bytes = _read_bytes() - before_bytes
         sides = f"{moved_bytes:,} bytes for {pages:,} pages"
-        return Figure("disk bytes read / bytes of pages needed", moved_bytes / (pages * PAGE_BYTES), "<= 1.1", sides)
+        return Figure(
+            "disk bytes read / bytes of pages needed", moved_bytes / (pages * PAGE_BYTES), "<= 1.1", sides
+        )
 
     def gathers(self) -> Iterator[Figure]:
         rows, rng = self._effort.gather_rows, np.random.default_rng()
@@ -109,7 +119,9 @@ class Bench:
                 self._effort.rounds, prepare,
             )  # fmt: skip
         advised = "advised", taken["advised"]
-        yield ratio(f"cold gather of {rows:,} rows, plain / advised", ("plain", taken["plain"]), advised, ">= 2.5")
+        yield ratio(
+            f"cold gather of {rows:,} rows, plain / advised", ("plain", taken["plain"]), advised, ">= 2.5"
+        )
         yield ratio(
             f"pages/s of an advised gather / of O_DIRECT reads, depth {MAX_DEPTH}",
             ("O_DIRECT", taken["O_DIRECT"]), advised, ">= 0.55",
@@ -130,35 +142,32 @@ class Bench:
     def under_prefetch(self) -> Iterator[Figure]:
         """Decode lookups while a prompt is read ahead, and what it costs the prompt to give way to them."""
         idle: list[float] = []
-        busy: list[float] = []
-        rates: dict[str, list[float]] = {"throttled": [], "unthrottled": []}
+        throttled: list[Race] = []
+        unthrottled: list[Race] = []
         prefetcher = Prefetcher(self._table, 1)
         prefetcher.start()
         try:
             for _ in range(self._effort.rounds):
                 idle.append(self._idle_steps())
-                for name in rates:
-                    read = (lambda tokens: _prefetch(prefetcher, tokens)) if name == "throttled" else self._unthrottled
-                    rate, p50_s = self._race(read)
-                    rates[name].append(rate)
-                    if name == "throttled":
-                        busy.append(p50_s)
+                throttled.append(self._race(lambda tokens: _prefetch(prefetcher, tokens)))
+                unthrottled.append(self._race(self._unthrottled))
         finally:
             prefetcher.stop(_PREFETCH_WAIT_S)
+        busy_s = statistics.median(race.lookup_s for race in throttled)
         yield ratio(
             f"cold lookup of {DECODE_ROWS} rows, p50 while a prompt is prefetched / idle",
-            ("prefetching", statistics.median(busy)), ("idle", statistics.median(idle)), "<= 2.5",
+            ("prefetching", busy_s), ("idle", statistics.median(idle)), "<= 2.5",
         )  # fmt: skip
-        throttled, unthrottled = (statistics.median(rates[name]) for name in ("throttled", "unthrottled"))
-        sides = f"throttled {throttled:,.0f} pages/s, unthrottled {unthrottled:,.0f} pages/s"
-        yield Figure("prefetch rate, throttled / unthrottled", throttled / unthrottled, ">= 0.8", sides)
+        rates = [statistics.median(race.pages_per_s for race in races) for races in (throttled, unthrottled)]
+        sides = f"throttled {rates[0]:,.0f} pages/s, unthrottled {rates[1]:,.0f} pages/s"
+        yield Figure("prefetch rate, throttled / unthrottled", rates[0] / rates[1], ">= 0.8", sides)
 
     def _idle_steps(self) -> float:
         steps = self._cold.draw(_STEPS * DECODE_ROWS).reshape(-1, DECODE_ROWS)
         return statistics.median(_steps(self._table, steps, lambda: False))
 
-    def _race(self, read: Callable[[npt.NDArray[np.int64]], object]) -> tuple[float, float]:
-        """Pages per second of `read` and the median of lookups made meanwhile, on other pages."""
+    def _race(self, read: Callable[[npt.NDArray[np.int64]], object]) -> Race:
+        """`read` a prompt while decode lookups go on, on other pages."""
         constants = self._table.layout.constants
         tokens = np.random.default_rng().integers(0, 2**17, self._effort.prefetch_tokens)
         tokens[tokens == constants.eos_token_id] += 1
@@ -178,7 +187,7 @@ class Bench:
             times = _steps(self._table, steps, done.is_set)
         finally:
             worker.join(_PREFETCH_WAIT_S)
-        return len(pages) / taken_s[0], statistics.median(times)
+        return Race(len(pages) / taken_s[0], statistics.median(times))
 
     def _unthrottled(self, tokens: npt.NDArray[np.int64]) -> None:
         """The same pages in large windows that wait for nobody."""

@@ -22,7 +22,7 @@ class NotColdError(DaemonError):
 
 
 class ColdRows:
-    """Draws rows of `tables`, all opened on the same files, and drops them from the cache and all mappings."""
+    """Draws rows of `tables`, which are opened on the same files, and drops them from cache and mappings."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         """Raises NotColdError when mincore would not tell this user what is cached."""
@@ -70,8 +70,8 @@ class ColdRows:
                 os.close(fd)
         if cached := self.count_cached(self.pages):
             raise NotColdError(
-                f"{self._paths[0]}: {cached} of {len(self.pages)} pages cannot be dropped from the page cache; "
-                "stop what else has the table open (a running ple-daemon, a copy in progress)"
+                f"{self._paths[0]}: {cached} of {len(self.pages)} pages cannot be dropped from the "
+                "page cache; stop what else has the table open (a running ple-daemon, a copy in progress)"
             )
 
     def count_cached(self, pages: Int64Array) -> int:
@@ -87,7 +87,9 @@ class ColdRows:
             chosen = self._apart(np.concatenate([chosen, ids]))[:count]
             if len(chosen) == count:
                 return chosen
-        raise NotColdError("too few pages are left that were not read yet: use a larger table or fewer rounds")
+        raise NotColdError(
+            "too few pages are left that were not read yet: use a larger table or fewer rounds"
+        )
 
     def _apart(self, ids: Int64Array) -> Int64Array:
         """Rows that share no page with one before them, in the order they came."""
@@ -106,7 +108,9 @@ class ColdRows:
     def _pages_of(self, ids: Int64Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """First and last page of each row, counted from the start of the mapped range."""
         table = self._table
-        places = table.places[np.searchsorted(table.places[:, SegmentColumn.FIRST_ROW], ids, side="right") - 1]
+        places = table.places[
+            np.searchsorted(table.places[:, SegmentColumn.FIRST_ROW], ids, side="right") - 1
+        ]
         start = (
             places[:, SegmentColumn.ADDRESS]
             + (ids - places[:, SegmentColumn.FIRST_ROW]) * table.layout.row_bytes

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit, types  # type: ignore[attr-defined]
+from numba import njit, types
 
 from ple_daemon.errors import DaemonError
 from ple_daemon.gather import Int64Array
@@ -24,8 +23,10 @@ from ple_daemon.native import errno, syscall
 READ_BYTES = 4096
 MAX_DEPTH = 128
 
-_SETUP, _DESTROY, _SUBMIT, _GETEVENTS = (0, 1, 2, 4) if platform.machine() == "aarch64" else (206, 207, 209, 208)
-# struct iocb and struct io_event as 64-bit words, little-endian; opcode 0 (IOCB_CMD_PREAD) shares the fd's word.
+_SETUP, _DESTROY, _SUBMIT, _GETEVENTS = (
+    (0, 1, 2, 4) if platform.machine() == "aarch64" else (206, 207, 209, 208)
+)
+# struct iocb and struct io_event in 64-bit words, little-endian; opcode 0 (IOCB_CMD_PREAD) shares the fd's.
 _IOCB_WORDS, _EVENT_WORDS = 8, 4
 _FD_SHIFT = 32
 _EINTR, _EAGAIN, _EIO, _ETIMEDOUT = codes.EINTR, codes.EAGAIN, codes.EIO, codes.ETIMEDOUT
@@ -62,15 +63,7 @@ class DirectFile:
 
     def __init__(self, path: Path) -> None:
         """Raises DirectReadError where reads would come from memory or O_DIRECT is not supported."""
-        kind = filesystem(path)
-        if kind in _IN_MEMORY:
-            raise DirectReadError(f"{path}: lies in memory ({kind}), there is no drive to read; name another path")
-        try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno == codes.EINVAL:
-                raise DirectReadError(f"{path}: the file system ({kind}) has no O_DIRECT; name another path") from error
-            raise DirectReadError(f"{path}: cannot be opened: {error.strerror}") from error
+        self.fd = open_direct(path)
         self.path = path
         self.blocks = os.fstat(self.fd).st_size // READ_BYTES
         self._buffers = mmap.mmap(-1, MAX_DEPTH * READ_BYTES)
@@ -83,7 +76,7 @@ class DirectFile:
         self.read(np.zeros(1, np.int64), 1)  # compiled here, not within somebody's measurement
 
     def read(self, offsets: Int64Array, depth: int, seconds: float = 3600.0) -> Reads:
-        """Read 4 KiB at each of `offsets` (multiples of 4,096), `depth` at once, until all are done or time is up.
+        """Read 4 KiB at each of `offsets` (multiples of 4,096), `depth` at once, until done or time is up.
 
         Raises DirectReadError for a read that fails.
         """
@@ -110,6 +103,23 @@ class DirectFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def open_direct(path: Path) -> int:
+    """A descriptor whose reads go to the drive. Raises DirectReadError where there is no such thing."""
+    kind = filesystem(path)
+    if kind in _IN_MEMORY:
+        raise DirectReadError(
+            f"{path}: lies in memory ({kind}), there is no drive to read; name another path"
+        )
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == codes.EINVAL:
+            raise DirectReadError(
+                f"{path}: the file system ({kind}) has no O_DIRECT; name another path"
+            ) from error
+        raise DirectReadError(f"{path}: cannot be opened: {error.strerror}") from error
 
 
 def filesystem(path: Path) -> str:
@@ -143,7 +153,7 @@ def _now_ns(clock: Int64Array) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _read(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - one loop that must not leave native code
+def _read(  # noqa: C901 - one loop that must not leave native code
     context: int,
     fd: int,
     offsets: Int64Array,
@@ -164,7 +174,9 @@ def _read(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - one loop that mus
     while True:
         now_ns = _now_ns(clock)
         batch = 0
-        while batch < free_count and next_read + batch < offsets.size and now_ns < deadline_ns and failure == 0:
+        while (
+            batch < free_count and next_read + batch < offsets.size and now_ns < deadline_ns and failure == 0
+        ):
             slot = free[free_count - 1 - batch]
             iocbs[slot, 0] = slot
             iocbs[slot, 2] = fd << _FD_SHIFT

@@ -38,7 +38,10 @@ def scratch_file(folder: Path, size_bytes: int) -> Iterator[Path]:
 
 def _write(path: Path, size_bytes: int) -> None:
     rng = np.random.default_rng()
-    with path.open("xb") as file, tqdm(total=size_bytes, unit="B", unit_scale=True, desc="write", leave=False) as bar:
+    with (
+        path.open("xb") as file,
+        tqdm(total=size_bytes, unit="B", unit_scale=True, desc="write", leave=False) as bar,
+    ):
         for start in range(0, size_bytes, _CHUNK_BYTES):
             chunk = rng.bytes(min(_CHUNK_BYTES, size_bytes - start))
             file.write(chunk)

@@ -11,6 +11,7 @@ from ple_daemon.errors import DaemonError
 # numba notices a change of the file that a kernel stands in, not of the files whose code it inlines.
 _KERNEL_FILES = (
     "barrett.py",
+    "cache_models.py",
     "drive_reads.py",
     "gather.py",
     "native.py",

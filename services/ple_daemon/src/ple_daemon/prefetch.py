@@ -2,15 +2,15 @@
 
 A window of rows is advised, then the window before it is populated (waited for and mapped), so that at most
 two windows are in flight and a later lookup finds mapped pages. Prompt order is kept, since that is the order
-of use; pages repeat within a prompt and are advised once, by a bitmap. A few prompts are read at once and take
-turns by window, so that a short one does not wait behind a long one.
+of use; pages repeat within a prompt and are advised once, by a bitmap. A few prompts are read at once and
+take turns by window, so that a short one does not wait behind a long one.
 """
 
 import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,10 @@ MAX_ACTIVE = 4
 # While a decode step reads, a window waits; the bound keeps a stuck reader from stopping prefetch for good.
 _DECODE_PATIENCE_S = 1.0
 _IDLE_WAKE_S = 1.0
-# Prompts together may be read ahead by this share of MemAvailable; more would push out what is about to be used.
+# Prompts together may be read ahead by this share of MemAvailable; more pushes out what is about to be used.
 _AHEAD_SHARE = 0.5
 _MEMORY_LOOK_S = 1.0
-# A prompt that is far enough ahead looks this often whether its user has moved, and is given up after that long.
+# A prompt that is far enough ahead looks this often whether its user has moved; the limit gives it up.
 _PARKED_LOOK_S = 0.05
 _PARKED_LIMIT_S = 60.0
 
@@ -52,8 +52,18 @@ class _Turn:
 class Prefetcher:
     """Owns the worker thread. A key is (session token, request id)."""
 
-    def __init__(self, table: Table, max_queued: int, max_per_session: int | None = None) -> None:
-        """`max_per_session` bounds what one session token may have waiting; the empty token has no such bound."""
+    def __init__(
+        self,
+        table: Table,
+        max_queued: int,
+        max_per_session: int | None = None,
+        observe: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`max_per_session` bounds what one session token may have waiting, but for the empty token.
+
+        `observe` gets the seconds from a hint's arrival to its last page.
+        """
+        self._observe = observe
         self.counters = PrefetchCounters()
         self.max_queued = max_queued
         self._max_per_session = max_per_session or max_queued
@@ -134,7 +144,11 @@ class Prefetcher:
         """Drop everything of a session that ended; returns how many requests that were."""
         with self._condition:
             keys = {key for key in self._queue if key[0] == token}
-            keys |= {turn.hint.key for turn in self._active if turn.hint.key[0] == token and not turn.hint.is_dropped}
+            keys |= {
+                turn.hint.key
+                for turn in self._active
+                if turn.hint.key[0] == token and not turn.hint.is_dropped
+            }
             for key in keys:
                 self._drop(key)
         self.counters.cancelled.add(len(keys))
@@ -176,7 +190,7 @@ class Prefetcher:
                     turn.hint.is_dropped = True
 
     def _next_turn(self) -> _Turn | None:
-        """Whose window is next, or None when there is none for now. Waits when there is nothing to do at all."""
+        """Whose window is next, or None when there is none for now. Waits when there is nothing to do."""
         with self._condition:
             self._retire()
             while self._queue and self._bitmaps:
@@ -236,6 +250,7 @@ class Prefetcher:
         if window is None:
             with self._condition:
                 self._end(turn)
+            self._observe(time.monotonic() - turn.hint.arrived_s)
             return
         advisor = self._table.advisor
         read_windows(window, self._table.places, advisor.code, advisor.pidfd)

@@ -1,4 +1,4 @@
-"""One prompt that is to be read ahead: its rows as windows of pages, a few at a time, and how far it has come."""
+"""One prompt that is to be read ahead: its rows as windows of pages, and how far it has come."""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +25,8 @@ class Hint:
         self.is_dropped = False
         self.pages_read = 0
         self.rows_served_before = 0
-        self.moved_s = 0.0
+        self.arrived_s = time.monotonic()
+        self.moved_s = self.arrived_s
         self._tokens = tokens
         self._context = context
 
@@ -39,7 +40,7 @@ class Hint:
         return self.pages_read - (rows_served - self.rows_served_before)
 
     def windows(self, table: Table, bitmap: Bitmap, size: int) -> Iterator[tuple[Int64Array, int]]:
-        """At most `size` windows of pages not yet in `bitmap`, in prompt order, and the rows they stand for."""
+        """At most `size` windows of pages not yet in `bitmap` at a time, and the rows they stand for."""
         for rows in table.hash.pieces(self._tokens, self._context):
             pages = collect_windows(
                 rows.reshape(-1), table.places, table.layout.row_bytes, table.first_address, bitmap

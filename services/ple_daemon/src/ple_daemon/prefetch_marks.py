@@ -1,7 +1,7 @@
 """Notices rows that were read ahead and were cold again when they were needed: prefetch came too early.
 
-A byte for one page in 16 of the region: set when the page is read ahead, cleared at the first bulk lookup of it,
-which asks mincore. Bytes, since the prefetcher and lookups write without a lock.
+A byte for one page in 16 of the region: set when the page is read ahead, cleared at the first bulk lookup of
+it, which asks mincore. Bytes, since the prefetcher and lookups write without a lock.
 """
 
 import mmap
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types  # type: ignore[attr-defined]
+from numba import njit, types
 
 from ple_daemon.counters import Counter
 from ple_daemon.gather import Int64Array, SegmentColumn, segment_of

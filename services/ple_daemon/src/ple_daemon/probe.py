@@ -1,12 +1,11 @@
-"""Tests whether a drive suits the table: random reads per second at several depths, and the tail of one read.
+"""Tests whether a drive suits the table: random reads per second by depth, and the tail of one read.
 
-Lookups of a decode step wait for the slowest of 16 reads, so the verdict looks at the tail first; a cold prompt
-needs 16 pages a token, so it looks at pages per second next.
+Lookups of a decode step wait for the slowest of 16 reads, so the verdict looks at the tail first; a cold
+prompt needs 16 pages a token, so it looks at pages per second next.
 """
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,8 +69,7 @@ class Probe:
             (_grade(summary.p99_ms, P99_MS), f"p99 of one read is {summary.p99_ms:.3f} ms"),
             (
                 _grade(stalls, STALLS_PER_MINUTE),
-                f"{summary.stalls} reads above {STALL_MS:.0f} ms in {self.seconds:.0f} s, "
-                f"the slowest took {summary.max_ms:.1f} ms",
+                f"{summary.stalls} reads above {STALL_MS:.0f} ms, the slowest took {summary.max_ms:.1f} ms",
             ),
         ]
 
@@ -86,9 +84,9 @@ class Probe:
         lines += [f"{depth:>5} {rate:>10,.0f}" for depth, rate in self.reads_per_s.items()]
         lines += [
             "",
-            f"one read at a time for {self.seconds:.0f} s: {summary.count:,} reads, p50 {summary.p50_ms:.3f} ms, "
-            f"p99 {summary.p99_ms:.3f}, p99.9 {summary.p999_ms:.3f}, max {summary.max_ms:.3f}",
-            "(bars are logarithmic)",
+            f"one read at a time for {self.seconds:.0f} s: {summary.count:,} reads",
+            f"  p50 {summary.p50_ms:.3f} ms, p99 {summary.p99_ms:.3f} ms, p99.9 {summary.p999_ms:.3f} ms",
+            f"  max {summary.max_ms:.3f} ms (bars are logarithmic)",
             histogram(self.latencies_ns),
             "",
             f"verdict: {self.verdict}",
@@ -140,7 +138,7 @@ def _one_at_a_time(file: DirectFile, rng: np.random.Generator, seconds: float) -
             part = file.read(file.random_offsets(rng, _SLICE_READS // 8), 1, min(_SLICE_S, left_s))
             yield part
             left_s -= part.seconds
-            bar.update(min(part.seconds, bar.total - bar.n))
+            bar.update(part.seconds)
 
 
 @contextmanager
@@ -150,14 +148,19 @@ def _subject(path: Path, scratch_bytes: int) -> Iterator[Path]:
             yield scratch
         return
     if not path.is_file():
-        raise DaemonError(f"{path}: neither a file nor a folder; name a file on the drive or a folder to write into")
-    status = os.stat(path)
+        raise DaemonError(
+            f"{path}: neither a file nor a folder; name a file on the drive or a folder to write into"
+        )
+    status = path.stat()
     if status.st_size < MIN_FILE_BYTES:
         raise DaemonError(
-            f"{path}: only {status.st_size:,} bytes, the drive's own cache would answer; name a larger file or a folder"
+            f"{path}: only {status.st_size:,} bytes, the drive's own cache would answer; "
+            "name a larger file or a folder"
         )
     if status.st_blocks * 512 < status.st_size * _MIN_ALLOCATED:
-        raise DaemonError(f"{path}: a sparse file, its holes are not on the drive; name another file or a folder")
+        raise DaemonError(
+            f"{path}: a sparse file, its holes are not on the drive; name another file or a folder"
+        )
     yield path
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types  # type: ignore[attr-defined]
+from numba import njit, types
 
 from ple_daemon.gather import Int64Array
 from ple_daemon.region import PAGE_BYTES
@@ -21,8 +21,8 @@ _mincore: Any = types.ExternalFunction("mincore", types.int32(types.int64, types
 
 
 def is_visible(files: Iterable[Path]) -> bool:
-    """Whether mincore tells the truth: to owners and those who may write, else it says that all is resident."""
-    return all(os.stat(path).st_uid == os.geteuid() or os.access(path, os.W_OK) for path in files)
+    """Whether mincore tells the truth, as it does to owners and writers; others hear that all is resident."""
+    return all(path.stat().st_uid == os.geteuid() or os.access(path, os.W_OK) for path in files)
 
 
 class ResidentSample:
