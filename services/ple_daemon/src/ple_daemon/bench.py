@@ -29,8 +29,6 @@ MIN_ROUNDS = 5
 DECODE_ROWS = 16
 # Under a prefetch, decode lookups come one by one with a pause in between, as the steps of an engine do.
 _STEP_PAUSE_S = 0.005
-_STEPS = 60
-_DECODE_STEPS = 40
 _PREFETCH_WAIT_S = 120.0
 _UNTHROTTLED_ROWS = 1024
 # What one round of everything draws, so that a table that is too small is refused before the first figure.
@@ -39,16 +37,17 @@ _SHARE_OF_TABLE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is read: turns of each side, rows of a bulk gather, tokens of a prefetched prompt."""
+    """How much is read: turns of each side, rows of a bulk gather, lookups a turn, tokens of a prompt."""
 
     rounds: int = 5
     gather_rows: int = 8_192
+    steps: int = 50
     prefetch_tokens: int = 2_500
 
     def pages(self, heads: int) -> int:
         """Distinct pages that the run draws, roughly."""
         gathers = (3 * self.rounds + 1) * self.gather_rows
-        steps = self.rounds * (2 * _DECODE_STEPS + 5 * _STEPS) * DECODE_ROWS
+        steps = 7 * self.rounds * self.steps * DECODE_ROWS
         return int(1.1 * (gathers + steps + 2 * self.rounds * self.prefetch_tokens * heads))
 
 
@@ -132,7 +131,7 @@ class Bench:
         advised: list[float] = []
         for _ in range(self._effort.rounds):
             for table, times in ((self._plain, plain), (self._table, advised)):
-                steps = self._cold.draw(_DECODE_STEPS * DECODE_ROWS).reshape(-1, DECODE_ROWS)
+                steps = self._cold.draw(self._effort.steps * DECODE_ROWS).reshape(-1, DECODE_ROWS)
                 times.append(statistics.median(_timed(table, ids) for ids in steps))
         return ratio(
             f"cold lookup of {DECODE_ROWS} rows, p50 plain / advised",
@@ -163,7 +162,7 @@ class Bench:
         yield Figure("prefetch rate, throttled / unthrottled", rates[0] / rates[1], ">= 0.8", sides)
 
     def _idle_steps(self) -> float:
-        steps = self._cold.draw(_STEPS * DECODE_ROWS).reshape(-1, DECODE_ROWS)
+        steps = self._cold.draw(self._effort.steps * DECODE_ROWS).reshape(-1, DECODE_ROWS)
         return statistics.median(_steps(self._table, steps, lambda: False))
 
     def _race(self, read: Callable[[npt.NDArray[np.int64]], object]) -> Race:
@@ -172,7 +171,7 @@ class Bench:
         tokens = np.random.default_rng().integers(0, 2**17, self._effort.prefetch_tokens)
         tokens[tokens == constants.eos_token_id] += 1
         pages = self._cold.set_aside(self._table.hash.row_ids(tokens).reshape(-1))
-        steps = self._cold.draw(_STEPS * DECODE_ROWS * 2).reshape(-1, DECODE_ROWS)
+        steps = self._cold.draw(2 * self._effort.steps * DECODE_ROWS).reshape(-1, DECODE_ROWS)
         done, taken_s = threading.Event(), [0.0]
 
         def work() -> None:

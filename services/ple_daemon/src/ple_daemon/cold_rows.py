@@ -65,6 +65,7 @@ class ColdRows:
         for path in self._paths:
             fd = os.open(path, os.O_RDONLY)
             try:
+                os.fsync(fd)  # dirty pages of a file just written cannot be dropped
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)

@@ -88,7 +88,7 @@ class DriveTail:
             return None
         return (
             f"drive_tail: {len(stalled)} of {len(window)} reads in the last "
-            f"{WINDOW_S / 60:.0f} minutes took over {STALL_MS:.0f} ms, the slowest {max(stalled) * 1e3:.0f} ms"
+            f"{WINDOW_S / 60:.0f} minutes took over {STALL_MS:.0f} ms, the worst {max(stalled) * 1e3:.0f} ms"
         )
 
     def record(self, seconds: float) -> None:

@@ -119,7 +119,8 @@ def probe(path: Path, seconds: float, scratch_bytes: int) -> Probe:
         rng = np.random.default_rng()
         rates = {}
         for depth in tqdm(DEPTHS, desc="depths", leave=False):
-            rates[depth] = file.read(file.random_offsets(rng, _SLICE_READS), depth, _DEPTH_S).per_second
+            offsets = file.random_offsets(rng, _SLICE_READS)
+            rates[depth] = file.read(offsets, depth, min(_DEPTH_S, seconds)).per_second
         parts = list(_one_at_a_time(file, rng, seconds))
     return Probe(
         path=str(path),

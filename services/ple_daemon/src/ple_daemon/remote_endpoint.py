@@ -2,9 +2,10 @@
 
 import ipaddress
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import grpc
 
@@ -54,28 +55,24 @@ def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
     _check(files)
     pair = files.key.read_bytes(), files.certificate.read_bytes()
     authority = files.client_ca.read_bytes()
-    make: Any = grpc.ssl_server_credentials
-    made: grpc.ServerCredentials = make([pair], authority, require_client_auth=True)
-    return made
+    make = cast("Callable[..., grpc.ServerCredentials]", grpc.ssl_server_credentials)
+    return make([pair], authority, require_client_auth=True)
 
 
 def _check(files: TlsFiles) -> None:
     """gRPC accepts broken files and then refuses every client; ask OpenSSL first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    for option, load, path in (
-        (
-            "--tls-cert with --tls-key",
-            lambda: context.load_cert_chain(files.certificate, files.key),
-            files.certificate,
-        ),
-        ("--tls-client-ca", lambda: context.load_verify_locations(files.client_ca), files.client_ca),
-    ):
+    checks: list[tuple[str, Callable[..., None], tuple[Path, ...]]] = [
+        ("--tls-cert with --tls-key", context.load_cert_chain, (files.certificate, files.key)),
+        ("--tls-client-ca", context.load_verify_locations, (files.client_ca,)),
+    ]
+    for option, load, paths in checks:
         try:
-            load()
+            load(*paths)
         except ssl.SSLError as error:
-            raise EndpointError(f"{option} {path}: not usable: {error.reason or error}") from error
+            raise EndpointError(f"{option} {paths[0]}: not usable: {error.reason or error}") from error
         except OSError as error:
-            raise EndpointError(f"{option} {path}: cannot be read: {error.strerror}") from error
+            raise EndpointError(f"{option} {paths[0]}: cannot be read: {error.strerror}") from error
 
 
 def _is_loopback(host: str) -> bool:
