@@ -102,8 +102,10 @@ def replay(
     `pages`, int32 [distinct rows, 2], holds the first and last page of each row (the same when it does not
     straddle); `chosen`, bool [distinct rows], is the static set.
     """
-    row_links = np.full((pages.shape[0] + 1, 2), _EMPTY, np.int32)
-    page_links = np.full((pages.max() + 2, 2), _EMPTY, np.int32)
+    row_links = np.zeros((pages.shape[0] + 1, 2), np.int32)
+    page_links = np.zeros((pages.max() + 2, 2), np.int32)
+    row_links[:] = _EMPTY
+    page_links[:] = _EMPTY
     row_count = page_count = 0
     for token in range(rows.shape[0]):
         for head in range(rows.shape[1]):

@@ -169,7 +169,9 @@ def _read(  # noqa: C901 - one loop that must not leave native code
     events = np.zeros((depth, _EVENT_WORDS), np.int64)
     pointers = np.zeros(depth, np.int64)
     started_ns = np.zeros(depth, np.int64)
-    free = np.arange(depth)
+    free = np.zeros(depth, np.int64)
+    for slot in range(depth):
+        free[slot] = slot
     free_count, next_read, done, failure = depth, 0, 0, 0
     while True:
         now_ns = _now_ns(clock)

@@ -138,8 +138,8 @@ def _one_at_a_time(file: DirectFile, rng: np.random.Generator, seconds: float) -
         while left_s > 0:
             part = file.read(file.random_offsets(rng, _SLICE_READS // 8), 1, min(_SLICE_S, left_s))
             yield part
+            bar.update(min(part.seconds, left_s))
             left_s -= part.seconds
-            bar.update(part.seconds)
 
 
 @contextmanager
