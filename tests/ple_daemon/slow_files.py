@@ -3,6 +3,7 @@
 It speaks the little of FUSE that open, stat, read, O_DIRECT and mmap need. Mounting needs root.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -81,12 +82,10 @@ class SlowFiles:
             body = self._body(operation, node, request[_HEADER.size :])
         except OSError as error:
             number = -int(error.errno or errno.EIO)
-        try:
+        with contextlib.suppress(OSError):  # the caller is gone, or the mount is
             os.write(self._device, _ANSWER.pack(_ANSWER.size + len(body), number, unique) + body)
-        except OSError:
-            pass  # the caller is gone, or the mount is
 
-    def _body(self, operation: int, node: int, arguments: bytes) -> bytes:
+    def _body(self, operation: int, node: int, arguments: bytes) -> bytes:  # noqa: PLR0911 - one for each call
         if operation == _INIT:
             major, minor, readahead = struct.unpack_from("<III", arguments)
             limits = _MAX_BACKGROUND, _MAX_BACKGROUND, 4096, 1, 32, 0, 0
@@ -113,7 +112,7 @@ class SlowFiles:
         raise OSError(errno.ENOSYS, "not offered")
 
     def _attributes(self, node: int) -> bytes:
-        status = os.stat(self._mount.parent) if node == 1 else os.fstat(self._files[node - 2])
+        status = self._mount.parent.stat() if node == 1 else os.fstat(self._files[node - 2])
         seconds, nanos = divmod(status.st_mtime_ns, 10**9)
         mode, links = (0o040755, 2) if node == 1 else (0o100644, 1)
         return struct.pack(

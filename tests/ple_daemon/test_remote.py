@@ -1,10 +1,12 @@
 """A table on another host: who gets in over TCP, and what a start refuses."""
 
-import datetime
+import datetime as dt
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import trustme
@@ -74,12 +76,10 @@ def test_who_gets_in(remote: str, keys: Keys, tmp_path: Path, shared_rows: np.nd
             assert client.lookup_rows(ids.tolist()) == shared_rows[ids].tobytes()
             client.prefetch("a", range(100))
     others = Keys(tmp_path / "others")
-    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
-    expired = keys.issue("expired", not_before=yesterday - datetime.timedelta(days=9), not_after=yesterday)
+    yesterday = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
+    expired = keys.issue("expired", not_before=yesterday - dt.timedelta(days=9), not_after=yesterday)
     options = ClientOptions(call_deadline_s=0.6)
     foreign = client_credentials(*others.issue("engine"), keys.ca)
-    import grpc
-
     anonymous = grpc.ssl_channel_credentials(keys.ca.read_bytes())
     misled = client_credentials(*keys.issue("misled"), others.ca)
     for credentials in (foreign, anonymous, misled, client_credentials(*expired, keys.ca), None):
@@ -112,14 +112,15 @@ def test_plaintext_on_loopback(
 
 
 def test_a_taken_port_ends_the_start(
-    start: Callable[..., Daemon], shared_checkpoint: Path, tmp_path: Path
+    start: Callable[..., Daemon], shared_checkpoint: Path, command: Callable
 ) -> None:
-    first = start(shared_checkpoint, "--listen", LISTEN).wait_ready()
-    taken = f"tcp://{address(first)}"
-    second = start(shared_checkpoint, "--listen", taken, "--run-dir", str(tmp_path / "other"))
-    assert second.wait() == 1
-    # The last --run-dir wins, so it is the first daemon's lock or the port that refuses; both are one line.
-    assert "Traceback" not in second.log
+    taken = f"tcp://{address(start(shared_checkpoint, '--listen', LISTEN).wait_ready())}"
+    with tempfile.TemporaryDirectory(prefix="ple-") as other:
+        done = command(
+            "serve", shared_checkpoint, "--run-dir", other, "--http-address", "127.0.0.1:0", "--listen", taken
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ple-daemon: --listen {taken}: cannot be bound")
 
 
 def test_what_a_start_refuses(keys: Keys, tmp_path: Path) -> None:

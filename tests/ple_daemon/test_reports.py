@@ -3,7 +3,6 @@
 D07 is in test_bench.py, D08 and D11 in test_slow_drive.py.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def test_d18_the_daemon_holds_no_gpu_context(start: Start, shared_checkpoint: Pa
     process = Path(f"/proc/{daemon.process.pid}")
     maps = (process / "maps").read_text()
     assert not [name for name in ("libcuda", "libnvidia", "libtorch", "libamdhip") if name in maps]
-    devices = [os.readlink(fd) for fd in (process / "fd").iterdir()]
+    devices = [str(fd.readlink()) for fd in (process / "fd").iterdir()]
     assert not [name for name in devices if name.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))]
 
 
