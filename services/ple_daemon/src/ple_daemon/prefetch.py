@@ -179,6 +179,8 @@ class Prefetcher:
     def _work(self) -> None:
         while not self._stopping.is_set():
             turn = self._next_turn()
+            if turn is None and self._in_flight is None:
+                continue
             try:
                 self._take(turn)
             except Exception:

@@ -40,12 +40,10 @@ class Hint:
         return self.pages_read - (rows_served - self.rows_served_before)
 
     def windows(self, table: Table, bitmap: Bitmap, size: int) -> Iterator[tuple[Int64Array, int]]:
-        """At most `size` windows of pages not yet in `bitmap` at a time, and the rows they stand for."""
+        """At most `size` windows of pages not yet in `bitmap` at a time, and the rows that are then complete."""
         for rows in table.hash.pieces(self._tokens, self._context):
             pages = collect_windows(
                 rows.reshape(-1), table.places, table.layout.row_bytes, table.first_address, bitmap
             )
-            counted = rows.size
             for start in range(0, max(1, len(pages)), size):
-                yield pages[start : start + size], counted
-                counted = 0
+                yield pages[start : start + size], rows.size if start + size >= len(pages) else 0
