@@ -40,7 +40,7 @@ class Hint:
         return self.pages_read - (rows_served - self.rows_served_before)
 
     def windows(self, table: Table, bitmap: Bitmap, size: int) -> Iterator[tuple[Int64Array, int]]:
-        """At most `size` windows of pages not yet in `bitmap` at a time, and the rows that are then complete."""
+        """At most `size` windows of pages not yet in `bitmap` at a time, and the rows complete then."""
         for rows in table.hash.pieces(self._tokens, self._context):
             pages = collect_windows(
                 rows.reshape(-1), table.places, table.layout.row_bytes, table.first_address, bitmap
