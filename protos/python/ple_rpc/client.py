@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ple_rpc.connection import Connection, open_connection, remaining_s
+import grpc
+
+from ple_rpc.connection import TLS_SCHEME, Connection, open_connection, remaining_s
 from ple_rpc.errors import LookupCancelled, TableError, TableUnavailable
 from ple_rpc.packing import row_ids_le64, tokens_le32
 from ple_rpc.prefetch import PrefetchSender
@@ -51,8 +53,21 @@ class TableClient:
     back with another table answers TableChanged, never rows of the wrong table.
     """
 
-    def __init__(self, address: str, options: ClientOptions | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions | None = None,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`address` is unix:PATH, or HOST:PORT (also tls://HOST:PORT) with `ple_rpc.tls.client_credentials`.
+
+        Raises ValueError for a tls:// address without credentials.
+        """
+        if credentials is None and address.startswith(TLS_SCHEME):
+            raise ValueError(f"{address} needs credentials: see ple_rpc.tls.client_credentials")
         self.address = address
+        self._credentials = credentials
         self._options = options or ClientOptions()
         self._recorder = StatsRecorder()
         self._lock = threading.Lock()
@@ -276,7 +291,7 @@ class TableClient:
                 return self._live
             fingerprint = None if self._described is None else self._described.fingerprint
             timeout_s = min(self._options.call_deadline_s, remaining_s(deadline))
-            self._live, described = open_connection(self.address, fingerprint, timeout_s)
+            self._live, described = open_connection(self.address, fingerprint, timeout_s, self._credentials)
             if self._described is not None:
                 self._recorder.add(reconnects=1)
                 _log.warning(

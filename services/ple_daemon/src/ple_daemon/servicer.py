@@ -11,7 +11,8 @@ import numpy as np
 
 from ple_daemon.activity import Activity
 from ple_daemon.gather import Int64Array
-from ple_daemon.metrics import LookupMetrics, major_faults
+from ple_daemon.memory import major_faults
+from ple_daemon.metrics import LookupMetrics
 from ple_daemon.prefetch import Prefetcher
 from ple_daemon.table import DECODE_MAX_ROWS, Table
 from ple_daemon.table_format import RowType, TableLayout

@@ -16,6 +16,7 @@ from ple_daemon.file_watch import FileWatch
 from ple_daemon.fingerprint import fingerprint
 from ple_daemon.gather import Advice, Int64Array
 from ple_daemon.ngram_hash import NgramHash
+from ple_daemon.prefetch_marks import PrefetchMarks
 from ple_daemon.region import PAGE_BYTES, Region
 from ple_daemon.sigbus import guard
 from ple_daemon.table_format import TableLayout
@@ -44,6 +45,7 @@ class Table:
         self._guard = guard()
         self._region = Region(layout.segments, layout.row_bytes)
         self.places = gather.segment_places(self._region.segments)
+        self.marks = PrefetchMarks(self.first_address, self.size_bytes)
         self._guard.protect(self.first_address, self.first_address + self.size_bytes)
         self._repair_lock = threading.Lock()
         self._repaired = self._guard.faults
@@ -130,6 +132,7 @@ class Table:
     def _lookup_bulk(self, ids: Int64Array, out: Rows) -> None:
         """Slices, each advised one slice ahead of its copy, with decode steps let in between."""
         row_bytes = self.layout.row_bytes
+        self.marks.check(ids, self.places, row_bytes)
         self._advise(ids[:_SLICE_ROWS])
         for start in range(0, ids.size, _SLICE_ROWS):
             self._advise(ids[start + _SLICE_ROWS : start + 2 * _SLICE_ROWS])
