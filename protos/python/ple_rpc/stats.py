@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -32,29 +32,32 @@ class ClientStats:
 class StatsRecorder:
     """The counters behind ClientStats. Thread-safe."""
 
-    _now: ClientStats = field(default_factory=ClientStats)
+    _counts: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waits: dict[int, float] = field(default_factory=dict)
 
     def snapshot(self) -> ClientStats:
         with self._lock:
-            return replace(self._now, waiting_since=min(self._waits.values(), default=None))
+            return ClientStats(**self._counts, waiting_since=min(self._waits.values(), default=None))
 
     def add(self, **counts: int) -> None:
         """Add to counters by name."""
         with self._lock:
-            changed = {name: getattr(self._now, name) + count for name, count in counts.items()}
-            self._now = replace(self._now, **changed)
+            for name, count in counts.items():
+                self._counts[name] = self._counts.get(name, 0) + count
 
     @contextmanager
     def lookup(self) -> Iterator[None]:
-        """Count the lookup of the body: in flight, then done or failed."""
+        """Count the lookup of the body: in flight, then done or failed. Its wait ends with it."""
         self.add(lookups_in_flight=1)
         try:
             yield
         except BaseException:
             self.add(lookups_in_flight=-1, lookups_failed=1)
             raise
+        finally:
+            if self._waits:
+                self._wait_ended()
         self.add(lookups_in_flight=-1, lookups=1)
 
     def wait_began(self) -> None:
@@ -62,6 +65,6 @@ class StatsRecorder:
         with self._lock:
             self._waits.setdefault(threading.get_ident(), time.monotonic())
 
-    def wait_ended(self) -> None:
+    def _wait_ended(self) -> None:
         with self._lock:
             self._waits.pop(threading.get_ident(), None)

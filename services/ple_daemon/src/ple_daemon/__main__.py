@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--drain-timeout-s", type=float, help="for running calls after SIGTERM (10)")
     serve.add_argument("--watch-interval-s", type=float, help="between looks at the table's files (10)")
     serve.add_argument("--max-concurrent-calls", type=int, help="calls at once, open streams included (64)")
+    serve.add_argument(
+        "--client-gid", type=int, help="group that may share memory (root and the own user may)"
+    )
     serve.add_argument("--max-queued-prefetches", type=int, help="prompts that may wait (64)")
     serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     build = commands.add_parser("build", help="make a flat file of a checkpoint's table")

@@ -9,7 +9,10 @@ from pathlib import Path
 from ple_daemon.errors import DaemonError
 
 # numba notices a change of the file that a kernel stands in, not of the files whose code it inlines.
-_KERNEL_FILES = ("barrett.py", "gather.py", "native.py", "ngram_hash.py", "page_windows.py")
+_KERNEL_FILES = (
+    "barrett.py", "gather.py", "native.py", "ngram_hash.py", "page_windows.py",
+    "shm_board.py", "shm_kernels.py",
+)  # fmt: skip
 
 
 def prepare(wanted: Path | None) -> Path:

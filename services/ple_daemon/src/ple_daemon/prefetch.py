@@ -44,6 +44,8 @@ class Prefetcher:
     def __init__(self, table: Table, max_queued: int) -> None:
         self.counters = PrefetchCounters()
         self.max_queued = max_queued
+        # So that one session's prompts cannot fill the queue.
+        self.max_queued_of_session = max(1, max_queued // 2)
         self._table = table
         self._heads = table.layout.constants.heads
         self._condition = threading.Condition()
@@ -84,7 +86,7 @@ class Prefetcher:
         """Queue a prompt; returns its rows, or None when the hint is dropped (full queue, older epoch)."""
         with self._condition:
             known = self._known_epoch(key)
-            full = key not in self._queue and len(self._queue) >= self.max_queued
+            full = key not in self._queue and self._is_full_for(key[0])
             if self._stopping.is_set() or full or (known is not None and epoch < known):
                 self.counters.dropped.add(1)
                 return None
@@ -93,6 +95,14 @@ class Prefetcher:
             self._condition.notify()
         self.counters.accepted.add(1)
         return len(tokens) * self._heads
+
+    def end_session(self, token: bytes) -> None:
+        """Drop all that is left of a session's requests."""
+        with self._condition:
+            running = [] if self._running is None else [self._running[0]]
+            for key in [*self._queue, *running]:
+                if key[0] == token:
+                    self._drop(key)
 
     def cancel(self, key: Key, epoch: int) -> bool:
         """Drop what is left of a request, unless a newer epoch has taken its place."""
@@ -103,6 +113,10 @@ class Prefetcher:
             self._drop(key)
         self.counters.cancelled.add(1)
         return True
+
+    def _is_full_for(self, token: bytes) -> bool:
+        of_session = sum(1 for other, _ in self._queue if other == token) if token else 0
+        return len(self._queue) >= self.max_queued or of_session >= self.max_queued_of_session
 
     def _known_epoch(self, key: Key) -> int | None:
         if key in self._queue:
