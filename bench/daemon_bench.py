@@ -192,8 +192,18 @@ class FreshRows:
         self._used += count
         self.ids = -(-pages * mmap.PAGESIZE // ROW_BYTES)  # the first row that starts in the page
         self._drop()
-        if resident := self._resident(pages):
+        if resident := int(self._is_cached(pages).sum()):
             raise SystemExit(f"{resident} of {count} pages are still cached: this is no cold read")
+
+    def draw_uncached(self, count: int) -> None:
+        """The same beside another process that maps the file, whose pages cannot be dropped: passes those over."""
+        self._drop()
+        rest = self._pages[self._used :]
+        chosen = np.flatnonzero(~self._is_cached(rest))[:count]
+        if chosen.size < count:
+            raise SystemExit("out of fresh pages: give a larger --table-mib or fewer --rounds")
+        self._used += int(chosen[-1]) + 1
+        self.ids = -(-rest[chosen] * mmap.PAGESIZE // ROW_BYTES)
 
     def _drop(self) -> None:
         for table in self._tables:
@@ -202,7 +212,7 @@ class FreshRows:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
 
-    def _resident(self, pages: Ids) -> int:
+    def _is_cached(self, pages: Ids) -> np.ndarray:
         table = self._tables[0]
         seen = np.zeros(table.size_bytes // mmap.PAGESIZE, np.uint8)
         self._libc.mincore(
@@ -210,7 +220,7 @@ class FreshRows:
             ctypes.c_size_t(table.size_bytes),
             ctypes.c_void_p(seen.ctypes.data),
         )
-        return int((seen[pages] & 1).sum())
+        return (seen[pages] & 1).astype(bool)
 
 
 def make_table(size_mib: int) -> Path:

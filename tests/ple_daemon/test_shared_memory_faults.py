@@ -11,6 +11,7 @@ import pytest
 from conftest import DEADLINE_S, REAL_WIDTH, Daemon, eventually
 from ple_checkpoint import Checkpoint
 
+from ple_daemon.source import read_layout
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.errors import RowsLost, TableChanged
 
@@ -112,9 +113,9 @@ def test_a_truncated_file_loses_its_rows_and_nothing_else(
     folder = REAL_WIDTH.write(tmp_path)
     # The watch is off, so that the read itself has to find out.
     daemon = start(folder, "--watch-interval-s", "3600").wait_ready()
-    last = max(folder.glob("*.safetensors"))
+    segment = read_layout(folder).segments[-1]
     with attached(daemon) as client:
-        os.truncate(last, last.stat().st_size - 2**20)
+        os.truncate(segment.path, segment.offset_bytes)
         with pytest.raises(RowsLost, match="row 3"):
             client.lookup(np.arange(len(shared_rows) - count, len(shared_rows)))
         with pytest.raises(TableChanged):  # the read error made the daemon look at its files

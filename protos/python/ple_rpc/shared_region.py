@@ -96,20 +96,24 @@ class SharedRegion:
         self.buffer = memoryview(self._map)
         """The whole region, writable: what a GPU engine registers with its driver."""
         self.buffer[:HEADER_BYTES] = layout.header(fingerprint)
+        # Looked up with every lookup.
+        slots = range(layout.slots)
+        self._ids_at = [layout.slot_offset_bytes(slot) + layout.ids_offset_bytes for slot in slots]
+        self._rows_at = [layout.slot_offset_bytes(slot) + layout.rows_offset_bytes for slot in slots]
 
     def ids(self, slot: int, rows: int) -> memoryview:
         """Bytes of a slot's first `rows` ids, writable."""
-        start = self.layout.slot_offset_bytes(slot) + self.layout.ids_offset_bytes
+        start = self._ids_at[slot]
         return self.buffer[start : start + 8 * rows]
 
     def rows(self, slot: int, rows: int) -> memoryview:
         """Bytes of a slot's first `rows` rows."""
-        start = self.rows_offset_bytes(slot)
+        start = self._rows_at[slot]
         return self.buffer[start : start + self.layout.row_bytes * rows]
 
     def rows_offset_bytes(self, slot: int) -> int:
         """From the region's start to a slot's rows."""
-        return self.layout.slot_offset_bytes(slot) + self.layout.rows_offset_bytes
+        return self._rows_at[slot]
 
     def head(self, slot: int) -> tuple[int, int, int]:
         """What the daemon wrote last of a slot: sequence, status, detail."""
