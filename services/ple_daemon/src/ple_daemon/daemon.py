@@ -64,7 +64,11 @@ class Daemon:
         stack.callback(web.stop)
         web.start(create_app(self._health, registry, lambda: self._details))
         self._table = self._open_table(settings.table, stack)
-        self._prefetcher = Prefetcher(self._table, settings.max_queued_prefetches)
+        self._prefetcher = Prefetcher(
+            self._table,
+            settings.max_queued_prefetches,
+            max_per_session=_session_share(settings.max_queued_prefetches),
+        )
         registry.register(TableCollector(self._table, self._prefetcher))
         warm_up(self._table)
         self._plane = ShmPlane(self._table)
@@ -122,7 +126,7 @@ class Daemon:
     def _make_doorbell(self, run_dir: RunDirectory) -> tuple[Doorbell, Offer]:
         table, prefetcher = self._table, self._prefetcher
         bounds = limits(table.layout, prefetcher.max_queued)
-        quotas = session_quotas(bounds, prefetcher.max_queued_of_session)
+        quotas = session_quotas(bounds, _session_share(prefetcher.max_queued))
         terms = RegionTerms(quotas, table.layout.row_bytes, table.fingerprint, self._settings.client_gid)
         doorbell = Doorbell(run_dir, self._plane, self._sessions, terms)
         return doorbell, Offer(self._instance_id, bounds, quotas, str(doorbell.path.absolute()))
@@ -140,13 +144,20 @@ class Daemon:
     def _drain(self) -> None:
         _log.info("draining timeout_s=%g", self._settings.drain_timeout_s)
         self._health.enter(State.STOPPING)
+        self._plane.refuse()
         self._server.refuse()
         self._sessions.announce(Event(draining=Draining(reason="the daemon is about to stop")))
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
-        finished = self._plane.drain(self._settings.drain_timeout_s)
-        finished &= self._activity.close(max(0.0, deadline_s - time.monotonic()))
+        finished = self._activity.close(self._settings.drain_timeout_s)
+        finished &= self._plane.drain(max(0.0, deadline_s - time.monotonic()))
         stopped = self._prefetcher.stop(_STOP_S)
         self._server.stop()
         self._doorbell.stop(_STOP_S)
-        self._plane.stop(_STOP_S)
+        if not self._plane.stop(_STOP_S):
+            self._table.keep_mapped()
         _log.info("stopped calls_finished=%s prefetch_stopped=%s", finished, stopped)
+
+
+def _session_share(max_queued: int) -> int:
+    """How many of the waiting prompts may be one session's, so that none can fill the queue."""
+    return max(1, max_queued // 2)

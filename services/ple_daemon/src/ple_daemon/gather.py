@@ -34,7 +34,7 @@ Int64Array = npt.NDArray[np.int64]
 _PAGE = mmap.PAGESIZE
 
 SLICE_ROWS = 256
-WINDOW_ROWS = 64
+WINDOW_ROWS = 32
 # What `copy_slice` knows of the rows ahead when none of them is advised.
 WARM, UNKNOWN = -1, -2
 _PROBE_ROWS = 32

@@ -41,11 +41,11 @@ class _Hint:
 class Prefetcher:
     """Owns the worker thread. A key is (session token, request id)."""
 
-    def __init__(self, table: Table, max_queued: int) -> None:
+    def __init__(self, table: Table, max_queued: int, max_per_session: int | None = None) -> None:
+        """`max_per_session` bounds what one session token may have waiting, but for the empty token."""
         self.counters = PrefetchCounters()
         self.max_queued = max_queued
-        # So that one session's prompts cannot fill the queue.
-        self.max_queued_of_session = max(1, max_queued // 2)
+        self._max_per_session = max_per_session or max_queued
         self._table = table
         self._heads = table.layout.constants.heads
         self._condition = threading.Condition()
@@ -96,7 +96,7 @@ class Prefetcher:
         self.counters.accepted.add(1)
         return len(tokens) * self._heads
 
-    def end_session(self, token: bytes) -> None:
+    def cancel_session(self, token: bytes) -> None:
         """Drop all that is left of a session's requests."""
         with self._condition:
             running = [] if self._running is None else [self._running[0]]
@@ -116,7 +116,7 @@ class Prefetcher:
 
     def _is_full_for(self, token: bytes) -> bool:
         of_session = sum(1 for other, _ in self._queue if other == token) if token else 0
-        return len(self._queue) >= self.max_queued or of_session >= self.max_queued_of_session
+        return len(self._queue) >= self.max_queued or of_session >= self._max_per_session
 
     def _known_epoch(self, key: Key) -> int | None:
         if key in self._queue:

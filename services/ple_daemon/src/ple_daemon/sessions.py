@@ -83,7 +83,7 @@ class Sessions:
             del self._by_token[session.token]
             region = session.region
         session.end()
-        self._prefetcher.end_session(session.token)
+        self._prefetcher.cancel_session(session.token)
         if region is not None:
             self._give_up(region)
         _log.info("session closed client=%s session=%s", session.name, session.token.hex()[:8])

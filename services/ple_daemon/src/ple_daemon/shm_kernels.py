@@ -97,27 +97,28 @@ _POLL_MS = 1000
 _LOW = 0xFFFFFFFF
 
 # Throughout: `board` is the address of the board's words, `seat` and `job` are addresses within it, and their
-# fields are read by `load`. Scalars compile in a fraction of the time that arrays in tuples take.
+# fields are read by `load`. Scalars compile in a fraction of the time that arrays in tuples take, and functions
+# that are called with constants say their types: numba would compile them for each constant.
 
 
-@njit(nogil=True, cache=True)
+@njit("void(int64, int64, int64, int64)", nogil=True, cache=True)
 def _count(board: int, thread: int, field: int, amount: int) -> None:
     counts = board + _COUNTS_AT + thread * _COUNT_BYTES
     store(counts, field, load(counts, field) + amount)
 
 
-@njit(nogil=True, cache=True)
+@njit("int64(int64, int64, int64)", nogil=True, cache=True)
 def _job(board: int, number: int, slot: int) -> int:
     return board + _JOBS_AT + (number * MAX_SLOTS + slot) * _JOB_BYTES
 
 
-@njit(nogil=True, cache=True)
+@njit("void(int64, int64)", nogil=True, cache=True)
 def _wake(board: int, which: int) -> None:
     one = np.ones(1, np.int64)
     write_fd(load(board, which), one.ctypes.data, _WORD)
 
 
-@njit(nogil=True, cache=True)
+@njit("void(int64, int64, int64, int64, int64)", nogil=True, cache=True)
 def _answer(board: int, seat: int, slot: int, status: int, sequence: int) -> None:
     """Ring back. A client that does not read, and so fills its socket, loses its region."""
     message = np.empty(2, np.int64)
@@ -130,12 +131,12 @@ def _answer(board: int, seat: int, slot: int, status: int, sequence: int) -> Non
             return
 
 
-@njit(nogil=True, cache=True)
+@njit("int64(int64, int64)", nogil=True, cache=True)
 def _slot_address(seat: int, slot: int) -> int:
     return int(load(seat, _REGION) + load(seat, _FIRST) + slot * load(seat, _SLOT_BYTES))
 
 
-@njit(nogil=True, cache=True)
+@njit("void(int64, int64, int64, int64, int64, int64, int64)", nogil=True, cache=True)
 def _finish(
     board: int, seat: int, slot: int, sequence: int, status: int, thread: int, started_ns: int
 ) -> None:
@@ -153,7 +154,7 @@ def _finish(
     _answer(board, seat, slot, status, sequence)
 
 
-@njit(nogil=True, cache=True)
+@njit("boolean(int64, int64, int64, int64, int64[::1])", nogil=True, cache=True)
 def _take_ids(board: int, seat: int, slot: int, first: int, ids: Int64Array) -> bool:
     """Copy ids out of the slot, from its `first` on, and then check them; a bad one becomes the detail."""
     base = _slot_address(seat, slot)
@@ -163,7 +164,7 @@ def _take_ids(board: int, seat: int, slot: int, first: int, ids: Int64Array) -> 
     return bad < 0
 
 
-@njit(nogil=True, cache=True)
+@njit("int64(int64, int64[:, ::1], int64, int64, int64[::1], int64, int64)", nogil=True, cache=True)
 def _read_exactly(
     board: int, places: Int64Array, seat: int, slot: int, ids: Int64Array, first: int, thread: int
 ) -> int:
@@ -326,7 +327,7 @@ def _let_go(board: int, seat: int, number: int) -> None:
     _wake(board, _NOTICE)
 
 
-@njit(nogil=True, cache=True)
+@njit("int64(int64, int64, int64)", nogil=True, cache=True)
 def _oldest(board: int, seat: int, number: int) -> int:
     """The slot whose queued lookup was rung first, or -1."""
     oldest, oldest_ns = -1, 0

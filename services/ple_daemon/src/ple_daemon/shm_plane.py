@@ -126,9 +126,12 @@ class ShmPlane:
         """int64 [2, Count]: of decode-class and of bulk lookups."""
         return self._board.counts
 
-    def drain(self, timeout_s: float) -> bool:
-        """Answer new rings with UNAVAILABLE and let queued lookups end; False when the timeout came first."""
+    def refuse(self) -> None:
+        """Answer new rings with UNAVAILABLE from now on."""
         self._board.publish(self._board.control[Control.DRAINING :], 1)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Let queued lookups end; False when the timeout came first."""
         return _within(timeout_s, lambda: not (self._board.jobs[:, :, Job.STATE] == QUEUED).any())
 
     def stop(self, timeout_s: float) -> bool:

@@ -35,6 +35,7 @@ class Table:
         Raises TableRefusedError.
         """
         self.layout = layout
+        self._is_kept = False
         self.hash = NgramHash(layout.constants)
         self.gate = DecodeGate()
         self.counters = TableCounters()
@@ -115,10 +116,15 @@ class Table:
                 self._region.remap()
                 self.repaired[0] = faults
 
+    def keep_mapped(self) -> None:
+        """Let `close` do nothing: a native thread still reads, and would die of a mapping that goes."""
+        self._is_kept = True
+
     def close(self) -> None:
         """Unmap and close the files. No lookup may run."""
-        self.advisor.close()
-        self._unmap()
+        if not self._is_kept:
+            self.advisor.close()
+            self._unmap()
 
     def __enter__(self) -> Self:
         return self
