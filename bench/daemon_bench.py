@@ -196,7 +196,7 @@ class FreshRows:
             raise SystemExit(f"{resident} of {count} pages are still cached: this is no cold read")
 
     def draw_uncached(self, count: int) -> None:
-        """The same beside another process that maps the file, whose pages cannot be dropped: passes those over."""
+        """The same beside another process that maps the file: passes over pages that cannot be dropped."""
         self._drop()
         rest = self._pages[self._used :]
         chosen = np.flatnonzero(~self._is_cached(rest))[:count]

@@ -147,7 +147,9 @@ class ShmPlane:
             return False
         for seat in list(self._held):
             self._close(seat)
-        for fd in (*self._wakes, self.notice):
+        with self._lock:  # sessions may still end, and wake
+            wakes, self._wakes = self._wakes, []
+        for fd in (*wakes, self.notice):
             os.close(fd)
         return True
 
@@ -166,8 +168,9 @@ class ShmPlane:
             region.close()
 
     def _wake(self) -> None:
-        for fd in self._wakes:
-            os.eventfd_write(fd, 1)
+        with self._lock:
+            for fd in self._wakes:
+                os.eventfd_write(fd, 1)
 
 
 def _within(timeout_s: float, condition: Callable[[], bool]) -> bool:
