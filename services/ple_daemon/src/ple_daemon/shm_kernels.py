@@ -97,8 +97,8 @@ _POLL_MS = 1000
 _LOW = 0xFFFFFFFF
 
 # Throughout: `board` is the address of the board's words, `seat` and `job` are addresses within it, and their
-# fields are read by `load`. Scalars compile in a fraction of the time that arrays in tuples take. Functions that
-# are called with constants say their types: numba would compile them for each constant.
+# fields are read by `load`. Scalars compile in a fraction of the time that arrays in tuples take. Functions
+# that are called with constants say their types: numba would compile them for each constant.
 
 
 @njit("void(int64, int64, int64, int64)", nogil=True, cache=True)
