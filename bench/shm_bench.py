@@ -48,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     path = make_table(options.table_mib)
     forget(path)
-    print(f"{'figure':58} {'ratio':>7} {'expected':>9}   sides (median)")  # noqa: T201
+    print(f"{'figure':58} {'ratio':>7} {'expected':>9}   sides (median)")
     with (
         open_table(path) as table,
         running_daemon(path) as address,
@@ -78,7 +78,7 @@ def forget(path: Path) -> None:
 def warm_figures(sides: dict[str, Callable[[np.ndarray], object]], raw: "PingPong", rounds: int) -> None:
     step = medians(sides | {"raw": lambda _: raw.turn()}, DECODE_ROWS, rounds)
     over_us = (step["shm"] - step["in-process"]) * 1e6
-    print(f"{'16 warm rows, shm minus in-process':58} {over_us:5.1f}us {'<= 40us':>9}", flush=True)  # noqa: T201
+    print(f"{'16 warm rows, shm minus in-process':58} {over_us:5.1f}us {'<= 40us':>9}", flush=True)
     raw_side = "raw ping-pong", step["raw"]
     over = "shm minus in-process", step["shm"] - step["in-process"]
     show("16 warm rows, shm minus in-process / raw ping-pong", over, raw_side, "<= 2")

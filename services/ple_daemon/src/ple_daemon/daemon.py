@@ -142,9 +142,11 @@ class Daemon:
             self._sessions.announce(Event(degraded=Degraded(reason=change)))
 
     def _drain(self) -> None:
+        # The doors close before anybody hears of it.
+        self._activity.close(0.0)
+        self._plane.refuse()
         _log.info("draining timeout_s=%g", self._settings.drain_timeout_s)
         self._health.enter(State.STOPPING)
-        self._plane.refuse()
         self._server.refuse()
         self._sessions.announce(Event(draining=Draining(reason="the daemon is about to stop")))
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
