@@ -9,13 +9,15 @@ MAKEFLAGS += --no-builtin-rules
 # PYTHON=python3.12            which interpreter makes the environment (3.11 to 3.13)
 # TORCH_INDEX=URL              another index for torch, e.g. PyTorch's own one of CPU builds
 # MODEL=DIR TABLE=FILE         what `make run` serves instead of the tiny model
-# ADDRESS=127.0.0.1:8000       where the gateway listens
+# ADDRESS=127.0.0.1:8000       where the gateway listens; also INFERENCE_ADDRESS and DAEMON_ADDRESS
 # JOBS=2                       how many processes test at once
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(3.11 <= float("%d.%d" % sys.version_info[:2]) <= 3.13)' 2>/dev/null | grep True),$(p))))
 TORCH_INDEX ?=
 MODEL ?= var/models/triplex-tiny
 TABLE ?=
 ADDRESS ?= 127.0.0.1:8000
+INFERENCE_ADDRESS ?= 127.0.0.1:8100
+DAEMON_ADDRESS ?= 127.0.0.1:8200
 JOBS ?= 2
 
 VENV := .venv
@@ -35,12 +37,15 @@ $(READY): constraints/cpu.txt pyproject.toml $(PROJECTS:%=%/pyproject.toml)
 	@if [ -z "$(PYTHON)" ]; then
 	  echo "make: no Python 3.11, 3.12 or 3.13 found: install one (Debian: apt-get install python3 python3-venv) or name it with PYTHON=..." >&2; exit 1
 	fi
+	if ! $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+	  echo "make: $(PYTHON) cannot be run or is no Python 3.11 to 3.13: name another with PYTHON=..." >&2; exit 1
+	fi
 	if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then
 	  echo "make: $(PYTHON) has no venv module: install it (Debian: apt-get install python3-venv)" >&2; exit 1
 	fi
 	rm -f $(READY)
+	echo "make: installing the locked dependencies into $(VENV) (a few minutes the first time, and 2 to 6 GB)"
 	$(PYTHON) -m venv $(VENV)
-	echo "make: installing the locked dependencies into $(VENV) (a few minutes the first time)"
 	pip="$(BIN)/python -m pip --disable-pip-version-check"
 	$$pip install --quiet 'pip==26.3'
 	if [ -n "$(TORCH_INDEX)" ]; then $$pip install --quiet --index-url '$(TORCH_INDEX)' 'torch==2.13.0'; fi
@@ -53,7 +58,7 @@ var/models/triplex-tiny/config.json: $(READY)
 
 # The tiny model is made only when nothing else was asked for.
 run: $(READY) $(if $(filter var/models/triplex-tiny,$(MODEL)),var/models/triplex-tiny/config.json) ## start the three services and chat
-	@exec $(BIN)/python deploy/local/run.py --model '$(MODEL)' $(if $(TABLE),--table '$(TABLE)') --gateway-address '$(ADDRESS)'
+	@exec $(BIN)/python deploy/local/run.py --model '$(MODEL)' $(if $(TABLE),--table '$(TABLE)') --gateway-address '$(ADDRESS)' --inference-address '$(INFERENCE_ADDRESS)' --daemon-address '$(DAEMON_ADDRESS)'
 
 serve: run ## the same as run
 
@@ -100,4 +105,4 @@ lock: $(READY) ## write both constraints files anew from the newest versions tha
 	var/lock-venv/bin/python constraints/lock.py
 
 clean: ## remove the environment and all data made here
-	@rm -rf $(VENV) var
+	@rm -rf $(VENV) var .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

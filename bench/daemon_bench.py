@@ -10,17 +10,12 @@ machine.
 """
 
 import argparse
-import ctypes
 import json
-import mmap
 import os
 import queue
-import random
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +25,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ple_daemon.flat_file import SegmentSum, describe, read_sidecar, sidecar_path
-from ple_daemon.gather import Advice
+from ple_daemon.bench import MIN_ROUNDS, Effort, measure
+from ple_daemon.contest import HEADING, ratio, take_turns
+from ple_daemon.flat_file import SegmentSum, describe, sidecar_path
 from ple_daemon.hash_constants import HashConstants, derive, padded_rows
 from ple_daemon.ngram_hash import NgramHash
 from ple_daemon.source import open_table
@@ -44,15 +40,12 @@ from ple_rpc.table.v1.table_service_pb2_grpc import TableServiceStub
 FOLDER = Path(__file__).parent.parent / "var" / "bench"
 ROW_BYTES = 320
 HASH_TOKENS = 42_000
-COLD_ROWS = 4_096
 DECODE_ROWS = 16
-DECODE_STEPS = 40
 CHUNK_ROWS = 8_192
 WARM_ROWS = 200_000
 MESSAGE_BYTES = 16 * 1024 * 1024
 DEADLINE_S = 60.0
 
-Contest = dict[str, Callable[[], object]]
 Ids = np.ndarray
 
 
@@ -63,15 +56,15 @@ def main() -> None:
     parser.add_argument(
         "what", nargs="*", default=["hash", "cold", "transport"], help="hash, cold, transport"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each side (7)")
-    parser.add_argument("--table-mib", type=int, default=1536, help="size of the table made for it (1536)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
+    parser.add_argument("--table-mib", type=int, default=6144, help="size of the table made for it (6144)")
     options = parser.parse_args()
     unknown = set(options.what) - {"hash", "cold", "transport"}
-    if unknown or options.rounds < 1 or options.table_mib < 256:
+    if unknown or options.rounds < 1 or options.table_mib < 4096:
         parser.error(
-            f"unknown figure {unknown}" if unknown else "rounds >= 1 and table-mib >= 256 are needed"
+            f"unknown figure {unknown}" if unknown else "rounds >= 1 and table-mib >= 4096 are needed"
         )
-    print(f"{'figure':58} {'ratio':>7} {'expected':>9}   sides (median)")
+    print(HEADING)
     if "hash" in options.what:
         hash_figures(options.rounds)
     if "cold" in options.what or "transport" in options.what:
@@ -82,21 +75,8 @@ def main() -> None:
             transport_figures(path, options.rounds)
 
 
-def take_turns(contest: Contest, rounds: int, prepare: Callable[[], None] = lambda: None) -> dict[str, float]:
-    """Median seconds of each side; `prepare` runs untimed before every turn."""
-    times: dict[str, list[float]] = {side: [] for side in contest}
-    for _ in range(rounds):
-        for side in random.sample(list(contest), len(contest)):
-            prepare()
-            start_s = time.perf_counter()
-            contest[side]()
-            times[side].append(time.perf_counter() - start_s)
-    return {side: statistics.median(taken) for side, taken in times.items()}
-
-
-def show(figure: str, slow: tuple[str, float], fast: tuple[str, float], expected: str) -> None:
-    sides = f"{slow[0]} {slow[1] * 1e3:.3f} ms, {fast[0]} {fast[1] * 1e3:.3f} ms"
-    print(f"{figure:58} {slow[1] / fast[1]:7.2f} {expected:>9}   {sides}", flush=True)
+def show(figure: str, slow: tuple[str, float], fast: tuple[str, float], bar: str) -> None:
+    print(ratio(figure, slow, fast, bar), flush=True)
 
 
 # -- hash --------------------------------------------------------------------------------------------------
@@ -146,81 +126,9 @@ def transformers_hash() -> tuple[Callable[[torch.Tensor], torch.Tensor], HashCon
 
 
 def cold_figures(path: Path, rounds: int) -> None:
-    layout = read_sidecar(path).layout
-    with Table(layout) as advised, Table(layout, Advice.NONE) as plain:
-        fresh = FreshRows(path, [advised, plain])
-
-        def gather(table: Table) -> Callable[[], object]:
-            return lambda: table.lookup(fresh.ids)
-
-        def steps(table: Table) -> Callable[[], object]:
-            return lambda: [table.lookup(ids) for ids in fresh.ids.reshape(-1, DECODE_ROWS)]
-
-        taken = take_turns(
-            {"plain": gather(plain), "advised": gather(advised)}, rounds, lambda: fresh.draw(COLD_ROWS)
-        )
-        show(
-            f"cold gather of {COLD_ROWS:,} rows, plain / advised",
-            ("plain", taken["plain"]), ("advised", taken["advised"]), ">= 2.5",
-        )  # fmt: skip
-        taken = take_turns(
-            {"plain": steps(plain), "advised": steps(advised)},
-            rounds,
-            lambda: fresh.draw(DECODE_STEPS * DECODE_ROWS),
-        )
-        show(
-            f"cold decode step of {DECODE_ROWS} rows, plain / advised",
-            ("plain", taken["plain"] / DECODE_STEPS), ("advised", taken["advised"] / DECODE_STEPS), ">= 2",
-        )  # fmt: skip
-
-
-class FreshRows:
-    """Rows on pages that were never drawn before, dropped from the page cache and both mappings."""
-
-    def __init__(self, path: Path, tables: list[Table]) -> None:
-        self._path, self._tables = path, tables
-        pages = path.stat().st_size // mmap.PAGESIZE - 1
-        self._pages = np.random.default_rng().permutation(pages)
-        self._used = 0
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self.ids: Ids = np.zeros(0, np.int64)
-
-    def draw(self, count: int) -> None:
-        if self._used + count > len(self._pages):
-            raise SystemExit("out of fresh pages: give a larger --table-mib or fewer --rounds")
-        pages = self._pages[self._used : self._used + count]
-        self._used += count
-        self.ids = -(-pages * mmap.PAGESIZE // ROW_BYTES)  # the first row that starts in the page
-        self._drop()
-        if resident := int(self._is_cached(pages).sum()):
-            raise SystemExit(f"{resident} of {count} pages are still cached: this is no cold read")
-
-    def draw_uncached(self, count: int) -> None:
-        """The same beside another process that maps the file: passes over pages that cannot be dropped."""
-        self._drop()
-        rest = self._pages[self._used :]
-        chosen = np.flatnonzero(~self._is_cached(rest))[:count]
-        if chosen.size < count:
-            raise SystemExit("out of fresh pages: give a larger --table-mib or fewer --rounds")
-        self._used += int(chosen[-1]) + 1
-        self.ids = -(-rest[chosen] * mmap.PAGESIZE // ROW_BYTES)
-
-    def _drop(self) -> None:
-        for table in self._tables:
-            self._libc.madvise(ctypes.c_void_p(table.first_address), ctypes.c_size_t(table.size_bytes), 4)
-        fd = os.open(self._path, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-    def _is_cached(self, pages: Ids) -> np.ndarray:
-        table = self._tables[0]
-        seen = np.zeros(table.size_bytes // mmap.PAGESIZE, np.uint8)
-        self._libc.mincore(
-            ctypes.c_void_p(table.first_address),
-            ctypes.c_size_t(table.size_bytes),
-            ctypes.c_void_p(seen.ctypes.data),
-        )
-        return (seen[pages] & 1).astype(bool)
+    """The same figures as `ple-daemon bench`, on a table made for it."""
+    for figure in measure(path, Effort(rounds=max(rounds, MIN_ROUNDS))):
+        print(figure, flush=True)
 
 
 def make_table(size_mib: int) -> Path:

@@ -10,6 +10,8 @@ checked with mincore. Carry ratios, never times, to another machine.
 """
 
 import argparse
+import ctypes
+import mmap
 import os
 import random
 import socket
@@ -20,23 +22,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from daemon_bench import (
-    CHUNK_ROWS,
-    DEADLINE_S,
-    DECODE_ROWS,
-    WARM_ROWS,
-    FreshRows,
-    make_table,
-    running_daemon,
-    show,
-)
+from daemon_bench import CHUNK_ROWS, DEADLINE_S, DECODE_ROWS, ROW_BYTES, WARM_ROWS, make_table, running_daemon
 
+from ple_daemon.contest import HEADING, Figure, ratio
 from ple_daemon.source import open_table
+from ple_daemon.table import Table
 from ple_rpc.client import ClientOptions, TableClient
 
 CALLS = {DECODE_ROWS: 300, CHUNK_ROWS: 10}
 STEPS = 60
 BULK_ROWS = 3 * CHUNK_ROWS
+_MADV_DONTNEED = 4
 
 
 def main() -> None:
@@ -48,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     path = make_table(options.table_mib)
     forget(path)
-    print(f"{'figure':58} {'ratio':>7} {'expected':>9}   sides (median)")
+    print(HEADING)
     with (
         open_table(path) as table,
         running_daemon(path) as address,
@@ -65,7 +61,7 @@ def main() -> None:
         warm_figures(
             {"in-process": table.lookup, "shm": shm.lookup, "gRPC stream": grpc.lookup}, raw, options.rounds
         )
-        fresh = FreshRows(path, [table])
+        fresh = UncachedRows(path, table)
         isolation_figures(shm, other, fresh, options.rounds)
 
 
@@ -78,7 +74,7 @@ def forget(path: Path) -> None:
 def warm_figures(sides: dict[str, Callable[[np.ndarray], object]], raw: "PingPong", rounds: int) -> None:
     step = medians(sides | {"raw": lambda _: raw.turn()}, DECODE_ROWS, rounds)
     over_us = (step["shm"] - step["in-process"]) * 1e6
-    print(f"{'16 warm rows, shm minus in-process':58} {over_us:5.1f}us {'<= 40us':>9}", flush=True)
+    print(Figure("16 warm rows, shm minus in-process, us", over_us, "<= 40", ""), flush=True)
     raw_side = "raw ping-pong", step["raw"]
     over = "shm minus in-process", step["shm"] - step["in-process"]
     show("16 warm rows, shm minus in-process / raw ping-pong", over, raw_side, "<= 2")
@@ -92,6 +88,10 @@ def warm_figures(sides: dict[str, Callable[[np.ndarray], object]], raw: "PingPon
     inside = "in-process", chunk["in-process"]
     show("8,192 warm rows, shm / in-process", ("shm", chunk["shm"]), inside, "<= 1.5")
     show("8,192 warm rows, gRPC stream / in-process", ("gRPC", chunk["gRPC stream"]), inside, "-")
+
+
+def show(name: str, slow: tuple[str, float], fast: tuple[str, float], bar: str) -> None:
+    print(ratio(name, slow, fast, bar), flush=True)
 
 
 def medians(sides: dict[str, Callable[[np.ndarray], object]], rows: int, rounds: int) -> dict[str, float]:
@@ -108,7 +108,7 @@ def medians(sides: dict[str, Callable[[np.ndarray], object]], rows: int, rounds:
     return {side: statistics.median(seconds) for side, seconds in taken.items()}
 
 
-def isolation_figures(decoder: TableClient, other: TableClient, fresh: FreshRows, rounds: int) -> None:
+def isolation_figures(decoder: TableClient, other: TableClient, fresh: "UncachedRows", rounds: int) -> None:
     """A decode step's median while another engine looks cold chunks up, against idle."""
     rng = np.random.default_rng()
     taken: dict[tuple[str, bool], list[float]] = {
@@ -116,7 +116,7 @@ def isolation_figures(decoder: TableClient, other: TableClient, fresh: FreshRows
     }
     for _ in range(rounds):
         for busy in random.sample([False, True], 2):
-            fresh.draw_uncached(STEPS * DECODE_ROWS + (BULK_ROWS if busy else 0))
+            fresh.draw(STEPS * DECODE_ROWS + (BULK_ROWS if busy else 0))
             cold, bulk = np.split(rng.permutation(fresh.ids), [STEPS * DECODE_ROWS])
             warm = rng.integers(0, WARM_ROWS, (STEPS, DECODE_ROWS))
             with Bulk(other, bulk):
@@ -131,6 +131,31 @@ def isolation_figures(decoder: TableClient, other: TableClient, fresh: FreshRows
             f"{kind} decode of one engine, another's cold bulk / idle",
             ("bulk", busy_s), ("idle", idle_s), "<= 3",
         )  # fmt: skip
+
+
+class UncachedRows:
+    """Rows on pages that were never drawn, chosen among what mincore says is not cached.
+
+    The daemon maps the file too, and what it has mapped cannot be dropped: such pages are passed over.
+    """
+
+    def __init__(self, path: Path, table: Table) -> None:
+        self._path, self._table = path, table
+        self._pages = np.random.default_rng().permutation(path.stat().st_size // mmap.PAGESIZE - 1)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.ids = np.zeros(0, np.int64)
+
+    def draw(self, count: int) -> None:
+        address, size = ctypes.c_void_p(self._table.first_address), ctypes.c_size_t(self._table.size_bytes)
+        self._libc.madvise(address, size, _MADV_DONTNEED)
+        forget(self._path)
+        cached = np.zeros(self._table.size_bytes // mmap.PAGESIZE, np.uint8)
+        self._libc.mincore(address, size, ctypes.c_void_p(cached.ctypes.data))
+        chosen = np.flatnonzero(cached[self._pages] & 1 == 0)[:count]
+        if chosen.size < count:
+            raise SystemExit("out of fresh pages: give a larger --table-mib or fewer --rounds")
+        self.ids = -(-self._pages[chosen] * mmap.PAGESIZE // ROW_BYTES)  # the first row that starts there
+        self._pages = self._pages[int(chosen[-1]) + 1 :]
 
 
 class Bulk:

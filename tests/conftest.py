@@ -5,11 +5,16 @@ import fcntl
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from ple_inference.tiny.config import TinyOptions
 from ple_inference.tiny.stamp import is_complete
 from ple_inference.tiny.writer import write_checkpoint
+
+# A deadline in wall-clock time for each example fails on a machine that has something else to do.
+hypothesis.settings.register_profile("triplex", deadline=None)
+hypothesis.settings.load_profile("triplex")
 
 HERE = Path(__file__).parent
 # Tests that share a running server or a stack of services go to one process; others, file by file.

@@ -1,8 +1,8 @@
 """Run the three services of this checkout until Ctrl-C: `make run` does it with the tiny model.
 
 examples:
-  python deploy/local/run.py --model var/models/triplex-tiny
-  python deploy/local/run.py --model DIR --table TABLE.ple --gateway-address 127.0.0.1:9000
+  .venv/bin/python deploy/local/run.py --model var/models/triplex-tiny
+  .venv/bin/python deploy/local/run.py --model DIR --table TABLE.ple --gateway-address 127.0.0.1:9000
 
 Settings of the services travel in the environment as usual (PLE_DAEMON_*, PLE_INFERENCE_*, PLE_GATEWAY_*);
 the options here only name what ties the three together.
@@ -22,6 +22,8 @@ from watch import ServiceFailed, Watch
 from ple_rpc.rundir import TABLE_SOCKET_NAME, check_socket_path, run_directory
 from services import ADDRESSES, Service
 
+# Ctrl-C should not take half a minute; running answers get this long, unless the environment says otherwise.
+DRAIN_S = {"PLE_GATEWAY_DRAIN_TIMEOUT_S": 5, "PLE_INFERENCE_DRAIN_DEADLINE_S": 5}
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -83,7 +85,9 @@ def take_lock(run_dir: Path) -> IO[str]:
 def supervise(arguments: argparse.Namespace, run_dir: Path, console: Console) -> int:
     model = arguments.model.resolve()
     if not (model / "config.json").is_file():
-        raise RunError(f"no checkpoint at {arguments.model}: make one with `ple-inference tiny`")
+        raise RunError(f"no checkpoint at {arguments.model}: there is no config.json in it")
+    if arguments.table is not None and not arguments.table.exists():
+        raise RunError(f"no table at {arguments.table}: make one with `ple-daemon build`, or leave it out")
     services = {
         "daemon": Service("daemon", arguments.daemon_address),
         "inference": Service("inference", arguments.inference_address),
@@ -91,7 +95,8 @@ def supervise(arguments: argparse.Namespace, run_dir: Path, console: Console) ->
     }
     for service in services.values():
         service.check_address()
-    environment = os.environ | {
+    environment = {name: str(seconds) for name, seconds in DRAIN_S.items()} | os.environ
+    environment |= {
         "PLE_DAEMON_TABLE": str((arguments.table or model).resolve()),
         "PLE_DAEMON_RUN_DIR": str(run_dir),
         "PLE_DAEMON_HTTP_ADDRESS": arguments.daemon_address,
@@ -104,11 +109,15 @@ def supervise(arguments: argparse.Namespace, run_dir: Path, console: Console) ->
     config = Path(__file__).with_name("supervisord.conf")
     with Supervisor(config, run_dir, arguments.log_dir, environment) as supervisor:
         console.line(f"starting three services; logs in {shown(arguments.log_dir)}")
-        watch = Watch(supervisor, list(services.values()), console)
-        if watch.until_ready():
-            welcome(console, services["gateway"].url, model.name)
-            watch.until_stopped()
-        console.line("stopping")
+        try:
+            watch = Watch(supervisor, list(services.values()), console)
+            if watch.until_ready():
+                welcome(console, services["gateway"].url, model.name)
+                watch.until_stopped()
+        except ServiceFailed as error:
+            console.line(f"{error}; stopping the others")
+            raise
+        console.line("stopping: running answers get a few seconds (Ctrl-C again ends all at once)")
     console.line("stopped; nothing is left running")
     return 0
 

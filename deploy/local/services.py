@@ -11,6 +11,8 @@ ADDRESSES = {
     "daemon": "127.0.0.1:8200",
 }
 
+MAKE_VARIABLES = {"gateway": "ADDRESS", "inference": "INFERENCE_ADDRESS", "daemon": "DAEMON_ADDRESS"}
+
 
 @dataclass(frozen=True)
 class Health:
@@ -44,7 +46,7 @@ class Service:
         except (OSError, OverflowError) as error:
             raise ValueError(
                 f"{self.name}: {self.address} is taken or cannot be bound ({error}): "
-                f"choose another with --{self.name}-address"
+                f"choose another with --{self.name}-address (make: {MAKE_VARIABLES[self.name]}=HOST:PORT)"
             ) from error
 
     def health(self, timeout_s: float = 1.0) -> Health:

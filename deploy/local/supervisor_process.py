@@ -1,7 +1,7 @@
 """supervisord as a child process: started, asked, and stopped with all that it started."""
 
+import contextlib
 import shutil
-import signal
 import subprocess
 import sys
 import xmlrpc.client
@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
-STOP_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 150.0
 
 
 class Supervisor:
@@ -51,20 +52,21 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process is not None
-        # A second Ctrl-C must not leave services behind.
-        previous = {
-            number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self._process.terminate()
         try:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+
+    def kill(self) -> None:
+        """End supervisord and the services at once."""
+        if self._process is None or not self.alive():
+            return
+        # supervisord first, so that it starts nothing again.
+        for process in [self._process, *psutil.Process(self._process.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -39,7 +39,13 @@ class Watch:
     def __post_init__(self) -> None:
         self._seen = {service.name: _Seen() for service in self.services}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._stop.set())
+            signal.signal(number, lambda *_: self._on_signal())
+
+    def _on_signal(self) -> None:
+        """The first signal stops in order, the second at once."""
+        if self._stop.is_set():
+            self.supervisor.kill()
+        self._stop.set()
 
     def until_ready(self) -> bool:
         """Whether all services became ready before the user gave up. Raises ServiceFailed."""
@@ -76,6 +82,8 @@ class Watch:
 
     def _look_at_health(self, service: Service) -> None:
         seen, health = self._seen[service.name], service.health()
+        if health == UNREACHABLE and not seen.was_ready:
+            return  # busy starting
         if health != seen.health:
             reasons = f" ({'; '.join(health.reasons)})" if health.reasons else ""
             self.console.line(f"{service.name}: {health.state}{reasons}")

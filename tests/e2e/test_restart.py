@@ -147,6 +147,16 @@ def test_nothing_is_left_after_the_supervisor_is_killed(checkpoint, new_stack, w
     wait_for(lambda: stack.processes() == [], "end of every process", 60)
 
 
+def test_ctrl_c_while_starting_ends_in_order(checkpoint, new_stack):
+    """A service that loads or waits for another one still hears SIGTERM."""
+    stack = new_stack(checkpoint)
+    stack.launch()
+    stack.service("ple_inference")
+    assert stack.stop() == 0
+    assert stack.processes() == []
+    assert "SIGKILL" not in (stack.log_dir / "supervisord.log").read_text()
+
+
 def test_a_second_run_of_the_same_checkout_is_refused(stack):
     second = subprocess.run(stack.command, capture_output=True, text=True, timeout=60)
     assert second.returncode == 1

@@ -170,7 +170,7 @@ def test_same_input_gives_the_same_bytes():
     assert normalise(data, LIMITS) == normalise(data, LIMITS)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"]), st.data())
 def test_damaged_files_are_pictures_or_bad_images(kind, data):
     whole = bytearray(saved(photo((80, 50)), kind))

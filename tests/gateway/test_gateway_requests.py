@@ -301,7 +301,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(MESSAGE | JSON, max_size=5))
 def test_any_messages_are_accepted_or_refused_with_a_400(messages):
     sent = unless_400(lambda: Conversation(messages).messages) or []
@@ -323,19 +323,19 @@ PARAMETERS = [
 ]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.dictionaries(st.sampled_from(PARAMETERS), JSON))
 def test_any_parameters_are_accepted_or_refused_with_a_400(request_fields):
     unless_400(lambda: check_parameters(request_fields, 8))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_body_is_parsed_or_refused_with_a_400(body):
     assert isinstance(unless_400(lambda: parse_object(body, 20)), dict | None)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(["messages", "model", "response_format", *PARAMETERS]), JSON))
 def test_fuzzed_requests_never_give_a_5xx(gateway, engine, body):
     engine.script = complete("x")

@@ -22,6 +22,15 @@ def with_property(schema):
     return {**PERSON, "properties": {"name": schema, "age": {"type": "integer"}}}
 
 
+def chain(length, *, backwards=False, wrap=False):
+    """A schema whose definitions refer to one another in a row of `length`."""
+    order = range(length, -1, -1) if backwards else range(length + 1)
+    links = [{"$ref": f"#/$defs/d{i + 1}"} for i in range(length)] + [{"type": "integer"}]
+    if wrap:
+        links = [{"type": "array", "items": link, "minItems": 1} for link in links]
+    return {"$ref": "#/$defs/d0", "$defs": {f"d{i}": links[i] for i in order}}
+
+
 def test_good_answers_pass(gateway, engine):
     engine.script = complete(GOOD[:9], GOOD[9:])
     assert gateway.chat(response_format=formatted(PERSON, strict=True)).status == 200
@@ -96,6 +105,16 @@ def test_json_object(gateway, engine):
         formatted({"$id": "http://example.org/", "$ref": "other.json"}),
         formatted({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
         formatted({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}),
+        formatted(chain(8000)),
+        formatted(chain(8000, backwards=True)),
+        formatted(chain(3000, wrap=True)),
+        formatted({"type": "object", "properties": {f"p{i}": {} for i in range(501)}}),
+        formatted({"enum": ["x" * 10_001]}),
+        formatted({"const": {"a": ["x" * 10_001]}}),
+        formatted({"type": "string", "pattern": ".{0,1001}"}),
+        formatted({"type": "string", "pattern": "^(a[b\\]]{0,40}){30}$"}),
+        formatted({"type": "string", "pattern": "(((a{99}){99}){99}){99}"}),
+        formatted({"type": "object", "patternProperties": {"a{99999999999}": {}}}),
     ],
 )
 def test_bad_formats_are_refused_before_the_engine(gateway, engine, response_format):
@@ -175,3 +194,19 @@ def test_backtracking_pattern_is_bounded(gateway, engine):
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+(?!b)$"}}}
     engine.script = complete(json.dumps({"a": "a" * 5000 + "!"}))
     assert gateway.chat(response_format=formatted(schema)).status == 502
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#number", "$defs": {"a": {"$anchor": "number", "type": "integer"}}},
+        {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "integer"}}},
+        chain(200),
+        chain(100, backwards=True),
+        {"type": "integer", "$comment": "x" * 20_000},
+        {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^[\w.{}()-]{1,64}@(\[|\(){0,3}$"}]},
+    ],
+)
+def test_unusual_but_good_schemas_pass(gateway, engine, schema):
+    engine.script = complete("7")
+    assert gateway.chat(response_format=formatted(schema)).status == 200

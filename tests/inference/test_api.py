@@ -216,6 +216,9 @@ def test_tool_calls_are_parsed(http: httpx.Client) -> None:
     assert calls[0]["index"] == 0
 
 
+ODD_PROPERTIES = {"properties": [1]}
+
+
 # -- refusals --------------------------------------------------------------------------------------------
 
 
@@ -240,12 +243,34 @@ def test_tool_calls_are_parsed(http: httpx.Client) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": BAD_SCHEMA}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "retrieval"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": ODD_PROPERTIES}}]}, "tools"),
+        ({"tool_choice": {"type": "function", "function": "f"}}, "tool_choice"),
+        ({"tool_choice": {}}, "tool_choice"),
+        ({"stop_token_ids": [512]}, "stop_token_ids"),
         ({"stream_options": {"include_usage": True}}, None),
     ],
 )  # fmt: skip
 def test_bad_parameters(http: httpx.Client, body: dict[str, Any], param: str | None) -> None:
     status, error = refusal(http, **body)
     assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+@pytest.mark.parametrize(
+    "text", ["\\ud800", "a\\udfffb", "\\ud83d\\ude00", "\\ude00\\ud83d", "\\u0000", "\\u2028"]
+)
+def test_any_string_of_json_is_answered(http: httpx.Client, text: str) -> None:
+    chat_body = (
+        f'{{"messages": [{{"role": "user", "content": "{text}"}}], "max_tokens": 1, "stop": "{text}"}}'
+    )
+    text_body = f'{{"prompt": "{text}", "max_tokens": 1, "echo": true}}'
+    headers = {"content-type": "application/json"}
+    for path, body in (("/v1/chat/completions", chat_body), ("/v1/completions", text_body)):
+        answer = http.post(path, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+    unknown = http.post(path, content=f'{{"model": "{text}", "prompt": "x"}}', headers=headers)
+    assert unknown.status_code == 404
 
 
 def test_other_refusals(http: httpx.Client, server: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def test_media_and_system_parts(template: ChatTemplate) -> None:
     assert "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe.<|im_end|>" in rendered.text
     assert '{"type": "function", "function": {"name": "f"}}' in rendered.text
     assert "Be kind.\n\nBe short.<|im_end|>" in rendered.text
+
+
+@pytest.mark.parametrize("depth", [100, 900, 5_000, 100_000])
+def test_deep_arguments_of_old_calls_are_no_fault_of_ours(template: ChatTemplate, depth: int) -> None:
+    function = {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}
+    messages = [USER, {"role": "assistant", "tool_calls": [{"function": function}]}, USER]
+    with suppress(MessageError):
+        template.render(messages, [], {})
 
 
 @pytest.mark.parametrize(

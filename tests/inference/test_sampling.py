@@ -62,6 +62,17 @@ def test_penalties_and_bias_move_the_best() -> None:
     assert set(draw(2, temperature=0, repetition_penalty=2.0)) == {1, 2}
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-38, 1e-9, 1e-5, 1e-3])
+def test_any_cold_temperature_takes_the_best(temperature: float, top_p: float) -> None:
+    assert draw(20, temperature=temperature, top_p=top_p) == {1: 20}
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-45, 1e-30])
+def test_any_small_repetition_penalty_leaves_something_to_draw(penalty: float) -> None:
+    draw(20, repetition_penalty=penalty)
+
+
 def test_forbidden_and_grammar_leave_the_rest() -> None:
     sampler = Sampler(SamplingParams(temperature=0), 4, prompt=[])
     assert sampler.choose(LOGITS, [1], None) == 2

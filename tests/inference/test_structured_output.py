@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import jsonschema_rs
 import pytest
+
+from ple_inference.reference.grammar import GrammarBusyError, GrammarCompiler, GrammarError
+from ple_inference.reference.vocabulary import Vocabulary
 
 
 def closed(**properties: Any) -> dict[str, Any]:
@@ -91,3 +97,24 @@ def test_grammar_binds_after_the_thoughts(http: httpx.Client) -> None:
     assert choice["finish_reason"] == "stop"
     assert json.loads(choice["message"]["content"])["a"] in ("x", "y")
     assert choice["message"]["reasoning"] == ""
+
+
+def test_a_grammar_that_waits_for_others_is_not_blamed(tiny_checkpoint: Path) -> None:
+    vocabulary = Vocabulary(tiny_checkpoint)
+    compiler = GrammarCompiler(vocabulary, 512, frozenset({511}), deadline_s=0.2)
+    release = threading.Event()
+
+    def slow() -> Any:
+        release.wait(30)
+
+    async def ask() -> list[BaseException | Any]:
+        slow_ones = [compiler._compile(slow, None) for _ in range(2)]
+        return await asyncio.gather(*slow_ones, compiler.any_object(), return_exceptions=True)
+
+    try:
+        *blamed, innocent = asyncio.run(ask())
+    finally:
+        release.set()
+        compiler.close()
+    assert [type(error) for error in blamed] == [GrammarError, GrammarError]
+    assert isinstance(innocent, GrammarBusyError)

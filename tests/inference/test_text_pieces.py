@@ -138,6 +138,14 @@ def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse(list(text), thinking=False) == [Content(text)]
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "[" * 100_000, "1" * 5000, "{"])
+def test_arguments_are_json_whatever_a_value_looks_like(value: str) -> None:
+    call = f"<tool_call>\n<function=look>\n<parameter=n>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    (found,) = parse([call], thinking=False)
+    assert isinstance(found, ToolCall)
+    assert json.loads(found.arguments, parse_constant=pytest.fail) == {"n": value}
+
+
 def test_without_tools_nothing_is_a_call() -> None:
     assert parse([CALL], thinking=False, tools=[]) == [Content(CALL)]
 

@@ -121,13 +121,13 @@ sequences = st.lists(ids, max_size=40)
 contexts = st.lists(ids, max_size=2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sequences, contexts)
 def test_equals_the_scalar_oracle(tokens: list[int], context: list[int]) -> None:
     assert NgramHash(TINY).row_ids(tokens, context).tolist() == oracle(TINY, tokens, context)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), contexts)
 def test_wildest_ids_stay_inside_their_head(tokens: list[int], context: list[int]) -> None:
     rows = NgramHash(TINY).row_ids(tokens, context)
@@ -136,7 +136,7 @@ def test_wildest_ids_stay_inside_their_head(tokens: list[int], context: list[int
     assert (rows < first + np.array(TINY.head_sizes)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sequences, contexts)
 def test_any_split_gives_the_same_rows(tokens: list[int], context: list[int]) -> None:
     hash_ = NgramHash(TINY)

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ple_daemon import prefetch as prefetch_module
+from ple_daemon import prefetch_hint
+from ple_daemon.cold_rows import ColdRows
 from ple_daemon.gather import Advice
 from ple_daemon.page_windows import collect_windows
 from ple_daemon.prefetch import Prefetcher
@@ -74,7 +76,7 @@ def test_rows_are_mapped_afterwards(advice: Advice, tmp_path: Path) -> None:
         assert prefetcher.stop(10)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, REAL_WIDTH.rows - 1), max_size=200))
 def test_windows_cover_every_page_and_repeat_none(shared_checkpoint: Path, ids: list[int]) -> None:
     with open_table(shared_checkpoint) as table:
@@ -109,7 +111,7 @@ def test_context_leads_to_the_same_rows_as_the_lookup(
         seen.append(ids.copy())
         return collect_windows(ids, *arguments)
 
-    monkeypatch.setattr(prefetch_module, "collect_windows", record)
+    monkeypatch.setattr(prefetch_hint, "collect_windows", record)
     prefetcher.start()
     prefetcher.submit((b"", "a"), 0, prompt, context)
     eventually(lambda: prefetcher.idle, "prefetch done")
@@ -172,3 +174,120 @@ def test_a_truncated_file_ends_the_prefetch_not_the_worker(table: Table, prefetc
     assert prefetcher.counters.failures.value == 1
     assert prefetcher.submit((b"", "b"), 0, tokens(1), NO_CONTEXT) == 16
     eventually(lambda: prefetcher.idle, "next prefetch ended")
+
+
+def test_prompts_take_turns(prefetcher: Prefetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short prompt that comes second is finished while a long one is still being read."""
+    finished = []
+    end = prefetcher._end
+
+    def record(turn: object) -> None:
+        finished.append(turn.hint.key[1])
+        end(turn)
+
+    monkeypatch.setattr(prefetcher, "_end", record)
+    monkeypatch.setattr(prefetch_module, "WINDOW_ROWS", 8)
+    prefetcher.submit((b"", "long"), 0, tokens(3000, seed=1), NO_CONTEXT)
+    prefetcher.submit((b"", "short"), 0, tokens(20, seed=2), NO_CONTEXT)
+    prefetcher.start()
+    assert prefetcher.wait_idle(30)
+    assert finished == ["short", "long"]
+
+
+def test_at_most_so_many_are_read_at_once(table: Table) -> None:
+    prefetcher = Prefetcher(table, 10)
+    with table.gate:
+        prefetcher.start()
+        for name in "abcdef":
+            prefetcher.submit((b"", name), 0, tokens(50, seed=ord(name)), NO_CONTEXT)
+        eventually(lambda: prefetcher.active == prefetch_module.MAX_ACTIVE, "some are read")
+        assert prefetcher.queued == 2
+    assert prefetcher.wait_idle(30)
+    assert prefetcher.counters.rows.value == 6 * 50 * 16
+    assert prefetcher.stop(10)
+
+
+def test_sessions_have_a_share_of_the_queue(table: Table) -> None:
+    prefetcher = Prefetcher(table, 10, max_per_session=2)
+    one, other = b"1" * 16, b"2" * 16
+    assert [prefetcher.submit((one, name), 0, tokens(1), NO_CONTEXT) for name in "abc"] == [16, 16, None]
+    assert prefetcher.submit((one, "a"), 1, tokens(2), NO_CONTEXT) == 32
+    assert prefetcher.submit((other, "a"), 0, tokens(1), NO_CONTEXT) == 16
+    for name in "defg":
+        assert prefetcher.submit((b"", name), 0, tokens(1), NO_CONTEXT) == 16
+
+
+def test_the_end_of_a_session_drops_its_prompts(table: Table) -> None:
+    prefetcher = Prefetcher(table, 10)
+    one, other = b"1" * 16, b"2" * 16
+    with table.gate:
+        prefetcher.start()
+        for name in "abcdef":
+            prefetcher.submit((one, name), 0, tokens(500, seed=ord(name)), NO_CONTEXT)
+        eventually(lambda: prefetcher.active == prefetch_module.MAX_ACTIVE, "some are read")
+        prefetcher.submit((other, "a"), 0, tokens(10), NO_CONTEXT)
+        assert prefetcher.cancel_session(one) == 6
+        assert prefetcher.cancel_session(one) == 0
+        assert prefetcher.queued == 1
+    assert prefetcher.wait_idle(30)
+    assert prefetcher.counters.rows.value == 10 * 16
+    assert prefetcher.counters.cancelled.value == 6
+    assert prefetcher.stop(10)
+
+
+def test_a_prompt_is_not_read_further_ahead_than_memory_allows(
+    table: Table, prefetcher: Prefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch_module, "available_bytes", lambda: 2 * 200 * PAGE)
+    prefetcher.submit((b"", "a"), 0, tokens(100), NO_CONTEXT)
+    prefetcher.start()
+    eventually(lambda: prefetcher.counters.pages.value >= 200, "read as far as allowed")
+    assert not prefetcher.wait_idle(0.3)
+    assert 200 <= prefetcher.counters.pages.value < 200 + 3 * prefetch_module.WINDOW_ROWS
+    for start in range(0, 4000, 500):  # the user moves, and so does the prefetch
+        table.lookup(np.arange(start, start + 500))
+    assert prefetcher.wait_idle(30)
+    assert prefetcher.counters.rows.value == 100 * 16
+
+
+def test_a_prompt_that_nobody_uses_is_given_up(
+    prefetcher: Prefetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch_module, "available_bytes", lambda: 0)
+    monkeypatch.setattr(prefetch_module, "_PARKED_LIMIT_S", 0.1)
+    prefetcher.submit((b"", "a"), 0, tokens(400), NO_CONTEXT)
+    prefetcher.start()
+    assert prefetcher.wait_idle(30)
+    assert prefetcher.counters.parked.value == 1
+    assert prefetcher.counters.rows.value < 400 * 16
+
+
+def test_rows_that_went_cold_again_are_counted(table: Table, prefetcher: Prefetcher) -> None:
+    prompt = tokens(200)
+    rows = table.hash.row_ids(prompt).reshape(-1)
+    cold = ColdRows([table])
+    prefetcher.start()
+    for evict, expected in ((False, 0), (True, 1)):
+        before = table.marks.checked.value, table.marks.cold.value
+        prefetcher.submit((b"", "a"), 0, prompt, NO_CONTEXT)
+        assert prefetcher.wait_idle(30)
+        cold.pages = cold.set_aside(rows)
+        if evict:
+            cold.evict()
+        table.lookup(rows)
+        checked = table.marks.checked.value - before[0]
+        assert checked > 0
+        assert table.marks.cold.value - before[1] == expected * checked
+        table.lookup(rows)
+        assert table.marks.checked.value - before[0] == checked
+
+
+def test_the_time_of_a_prefetch_is_observed(table: Table) -> None:
+    seen: list[float] = []
+    prefetcher = Prefetcher(table, 3, observe=seen.append)
+    prefetcher.start()
+    prefetcher.submit((b"", "a"), 0, tokens(20), NO_CONTEXT)
+    assert prefetcher.wait_idle(30)
+    assert len(seen) == 1
+    assert 0 < seen[0] < 30
+    assert prefetcher.stop(10)

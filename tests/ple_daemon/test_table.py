@@ -65,7 +65,7 @@ segment_sizes = st.lists(
 )  # rows, bytes of other content before them
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(segment_sizes, st.sampled_from([1, 3, 20, 160, 1000, 5000]), st.integers(0, 2**32 - 1))
 def test_segments_of_any_size_and_alignment(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]], width: int, seed: int

@@ -59,7 +59,7 @@ def test_rows_by_id(daemon):
         assert client.stats.lookups_in_flight == 0
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tokens=st.lists(st.integers(0, 2**31 - 1), max_size=60),
     context=st.lists(st.integers(0, 2**31 - 1), max_size=2),
@@ -197,6 +197,22 @@ def test_close_ends_a_lookup_that_waits(daemon):
     client.close()
     with pytest.raises(errors.TableUnavailable):
         lookup.result()
+
+
+def test_close_ends_a_wait_for_the_daemon(tmp_path):
+    client = TableClient(f"unix:{tmp_path}/none.sock", FAST)
+    heard: list[str] = []
+    started = time.monotonic()
+
+    def close_after_three(reason: str) -> None:
+        heard.append(reason)
+        if len(heard) == 3:
+            client.close()
+
+    with pytest.raises(errors.TableUnavailable, match="closed"):
+        client.wait_ready(30, on_wait=close_after_three)
+    assert len(heard) == 3
+    assert time.monotonic() - started < 15
 
 
 def test_wait_ready_says_what_it_waits_for_and_gives_up(tmp_path):

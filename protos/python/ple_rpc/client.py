@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
-from ple_rpc.connection import Connection
+import grpc
+
+from ple_rpc.connection import TLS_SCHEME, Connection
 from ple_rpc.errors import NotOffered, TableError, TableUnavailable
 from ple_rpc.link import Link, Patience
 from ple_rpc.options import ClientOptions
@@ -26,11 +28,23 @@ class TableClient:
     another table raises TableChanged, and never gives rows of the wrong table.
     """
 
-    def __init__(self, address: str, options: ClientOptions | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions | None = None,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`address` is unix:PATH, or HOST:PORT (also tls://HOST:PORT) with `ple_rpc.tls.client_credentials`.
+
+        Raises ValueError for a tls:// address without credentials.
+        """
+        if credentials is None and address.startswith(TLS_SCHEME):
+            raise ValueError(f"{address} needs credentials: see ple_rpc.tls.client_credentials")
         self.address = address
         self._options = options or ClientOptions()
         self._recorder = StatsRecorder()
-        self._link = Link(address, self._options, self._recorder)
+        self._link = Link(address, self._options, self._recorder, credentials)
         self._sender = PrefetchSender(
             lambda: self._link.live,
             self._recorder,

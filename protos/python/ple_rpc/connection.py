@@ -13,6 +13,7 @@ from ple_rpc.session import Lease, Session
 from ple_rpc.table.v1 import table_pb2, table_service_pb2, table_service_pb2_grpc
 
 PROTOCOL_VERSION = 1
+TLS_SCHEME = "tls://"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 # An open stream holds a thread of the daemon.
@@ -57,8 +58,8 @@ class _Stub(Protocol):
 class Connection:
     """Calls on one channel. Every call has a deadline and raises an exception of `errors`."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._channel = _channel(address, credentials)
         stub: Any = table_service_pb2_grpc.TableServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._stub = cast("_Stub", stub)
         self._idle_streams: deque[LookupStream] = deque()
@@ -129,15 +130,24 @@ class Connection:
         self._channel.close()
 
 
+def _channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    if credentials is None:
+        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return grpc.secure_channel(address.removeprefix(TLS_SCHEME), credentials, options=_CHANNEL_OPTIONS)
+
+
 def open_connection(
-    address: str, expected_fingerprint: bytes | None, timeout_s: float
+    address: str,
+    expected_fingerprint: bytes | None,
+    timeout_s: float,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> tuple[Connection, table_service_pb2.DescribeResponse]:
     """A connection whose peer answered Describe with the expected table.
 
     Raises TableUnavailable when nobody answers in `timeout_s`, TableChanged for another table and
     BadRequest for a daemon that speaks another version of the protocol.
     """
-    connection = Connection(address)
+    connection = Connection(address, credentials)
     try:
         described = connection.describe(timeout_s)
         _check(described, expected_fingerprint, address)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import grpc
+
 from ple_rpc.connection import Connection, open_connection, remaining_s
 from ple_rpc.errors import LookupCancelled, TableError, TableUnavailable
 from ple_rpc.options import ClientOptions
@@ -29,8 +31,15 @@ class Link:
     TableChanged.
     """
 
-    def __init__(self, address: str, options: ClientOptions, recorder: StatsRecorder) -> None:
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions,
+        recorder: StatsRecorder,
+        credentials: grpc.ChannelCredentials | None,
+    ) -> None:
         self.address = address
+        self._credentials = credentials
         self.live: Connection | None = None
         self.described: table_service_pb2.DescribeResponse | None = None
         self._options = options
@@ -46,6 +55,8 @@ class Link:
             try:
                 self._connect(deadline)
             except TableUnavailable as error:
+                if self.is_closed:
+                    raise
                 if remaining_s(deadline) == 0:
                     raise TableUnavailable(
                         f"no answer from {self.address} in {deadline_s:g} s ({error})"
@@ -131,7 +142,7 @@ class Link:
                 self.live = None
             fingerprint = None if self.described is None else self.described.fingerprint
             timeout_s = min(self._options.call_deadline_s, remaining_s(deadline))
-            connection, described = open_connection(self.address, fingerprint, timeout_s)
+            connection, described = open_connection(self.address, fingerprint, timeout_s, self._credentials)
             try:
                 connection.session = self._attach(connection, described, timeout_s)
             except BaseException:

@@ -50,6 +50,9 @@ class Preparation:
             settings.max_schema_depth,
             settings.max_schema_enum_values,
             settings.max_schema_branches,
+            settings.max_schema_properties,
+            settings.max_schema_string_chars,
+            settings.max_schema_pattern_chars,
         )
 
     async def prepare(self, path: str, request: dict[str, Any]) -> Job:

@@ -23,6 +23,14 @@ _NOT_STRICT = (
 )  # fmt: skip
 _NOT_STRICT_PATTERN = re.compile(r"\(\?[=!<]|\\[bB1-9]|\\k<")  # lookaround, word borders, back references
 
+# An escape, a class, a quantifier with a number, or one character.
+_PATTERN_TOKEN = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<exactly>[0-9]+)(?:,(?P<most>[0-9]*))?\}|.", re.DOTALL
+)
+_MAX_DIGITS = 9  # more make a number that is too large anyway
+# A level of a nested definition takes a property, a reference and an alternative.
+_DEPTH_BY_REFERENCES = 4
+
 
 @dataclass(frozen=True)
 class SchemaLimits:
@@ -32,6 +40,9 @@ class SchemaLimits:
     depth: int
     enum_values: int
     branches: int
+    properties: int
+    string_chars: int
+    pattern_chars: int
 
 
 def refused(message: str) -> GatewayError:
@@ -54,8 +65,61 @@ def check_size(schema: Any, limits: SchemaLimits) -> None:
         reference = node.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):
             raise refused(f"`$ref` at {pointer or '/'} points outside the schema, which is never fetched.")
-    if _Branches(schema).count(schema) > limits.branches:
+        _check_node_size(node, pointer or "/", limits)
+    branches, depth = _measure(schema)
+    if branches > limits.branches:
         raise refused(f"it has more than {limits.branches} combinations of branches.")
+    if depth > limits.depth * _DEPTH_BY_REFERENCES:
+        raise refused(
+            f"it is nested deeper than {limits.depth * _DEPTH_BY_REFERENCES} levels, references followed."
+        )
+
+
+def _check_node_size(node: dict[str, Any], pointer: str, limits: SchemaLimits) -> None:
+    """Raise GatewayError for what takes grammar compilers a time that grows with its square."""
+    properties = node.get("properties")
+    if isinstance(properties, dict) and len(properties) > limits.properties:
+        raise refused(f"the object at {pointer} has more than {limits.properties} properties.")
+    values = node.get("enum")
+    literals = [*(values if isinstance(values, list) else []), node.get("const")]
+    if any(_longest_string(literal) > limits.string_chars for literal in literals):
+        raise refused(f"a string in `enum` or `const` at {pointer} is longer than {limits.string_chars}.")
+    patterns = [node.get("pattern"), *_keys(node.get("patternProperties"))]
+    if any(isinstance(p, str) and _written_out_chars(p) > limits.pattern_chars for p in patterns):
+        raise refused(
+            f"`pattern` at {pointer} is longer than {limits.pattern_chars} with its repetitions written out."
+        )
+
+
+def _longest_string(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    inner = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []
+    return max(map(_longest_string, inner), default=0)
+
+
+def _keys(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, dict) else []
+
+
+def _written_out_chars(pattern: str) -> int:
+    """How many atoms a pattern has when `x{2,5}` is written out as five; roughly, and quickly."""
+    groups = [0]  # atoms of each open group
+    last = 0  # of what a quantifier would repeat
+    for token in _PATTERN_TOKEN.finditer(pattern):
+        times = token["most"] or token["exactly"]
+        if times:
+            more = last * (int(times[:_MAX_DIGITS]) - 1)
+            groups[-1], last = groups[-1] + max(0, more), last + max(0, more)
+        elif token[0] == "(":
+            groups.append(0)
+        elif token[0] == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        else:
+            groups[-1] += 1
+            last = 1
+    return sum(groups)
 
 
 def check_strict(schema: dict[str, Any]) -> None:
@@ -91,15 +155,31 @@ def _check_closed(pointer: str, node: dict[str, Any]) -> None:
 
 def check_recursion(schema: Any) -> None:
     """Raise GatewayError when no finite text can satisfy the schema, as `{"$ref": "#"}` cannot be."""
-    finite: set[int] = set()
     nodes = [node for _, node, _ in walk(schema)]
-    grown = True
-    while grown:
-        new = {id(node) for node in nodes if id(node) not in finite and _ends(node, schema, finite)}
-        finite |= new
-        grown = bool(new)
+    waiting: dict[int, list[dict[str, Any]]] = {}  # who may end once that node does
+    for node in nodes:
+        for part in _parts(node, schema):
+            waiting.setdefault(id(part), []).append(node)
+    finite: set[int] = set()
+    pending = {id(node): node for node in reversed(nodes)}  # in order, none twice; the inner first
+    while pending:
+        node = pending.pop(next(iter(pending)))
+        if id(node) not in finite and _ends(node, schema, finite):
+            finite.add(id(node))
+            pending |= {id(above): above for above in waiting.get(id(node), ())}
     if isinstance(schema, dict) and id(schema) not in finite:
         raise refused("it refers to itself without an end, so that no finite answer can satisfy it.")
+
+
+def _parts(node: dict[str, Any], root: Any) -> Iterator[dict[str, Any]]:
+    """Yield the schemas that `_ends` asks about."""
+    for _, child in _children(node):
+        if isinstance(child, dict):
+            yield child
+    if isinstance(node.get("$ref"), str):
+        target = resolve(root, node["$ref"])
+        if isinstance(target, dict):
+            yield target
 
 
 def _ends(node: dict[str, Any], root: Any, finite: set[int]) -> bool:
@@ -121,6 +201,8 @@ def _ends(node: dict[str, Any], root: Any, finite: set[int]) -> bool:
 
 def resolve(root: Any, reference: str) -> Any:
     """Follow a local JSON pointer; True, which allows everything, for what is not found that way."""
+    if reference[1:2] not in ("", "/"):
+        return True  # an anchor
     node = root
     for part in reference.removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -159,24 +241,30 @@ def _children(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield keyword, node[keyword]
 
 
-class _Branches:
-    """Counts the alternatives that a grammar expands to; a definition counts wherever it is referred to."""
+def _measure(root: Any) -> tuple[int, int]:
+    """Return how many alternatives a grammar expands to, and how deep: references are followed.
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._counts: dict[int, int] = {}
+    A definition counts wherever it is referred to. Without recursion, since clients choose the depth.
+    """
+    sizes: dict[int, tuple[int, int]] = {}
+    pending = [(root, False)]
+    while pending:
+        node, parts_are_known = pending.pop()
+        parts = [part for part in _expanded(node, root) if isinstance(part, dict)]
+        if parts_are_known:
+            below = [sizes[id(part)] for part in parts]
+            branches = sum(count for count, _ in below) + len(_expanded(node, root)) - len(parts)
+            sizes[id(node)] = max(1, branches), 1 + max((depth for _, depth in below), default=0)
+        elif id(node) not in sizes:
+            sizes[id(node)] = 1, 1  # what a cycle sees
+            pending.append((node, True))
+            pending.extend((part, False) for part in parts if id(part) not in sizes)
+    return sizes[id(root)]
 
-    def count(self, node: Any) -> int:
-        if not isinstance(node, dict):
-            return 1
-        if id(node) not in self._counts:
-            self._counts[id(node)] = 1  # what a cycle sees
-            below = [
-                self.count(child)
-                for part, child in _children(node)
-                if not part.startswith(("$defs", "definitions"))
-            ]
-            if isinstance(node.get("$ref"), str):
-                below.append(self.count(resolve(self._root, node["$ref"])))
-            self._counts[id(node)] = max(1, sum(below))
-        return self._counts[id(node)]
+
+def _expanded(node: dict[str, Any], root: Any) -> list[Any]:
+    """List the schemas that a grammar writes out in the place of `node`."""
+    below = [child for part, child in _children(node) if not part.startswith(("$defs", "definitions"))]
+    if isinstance(node.get("$ref"), str):
+        below.append(resolve(root, node["$ref"]))
+    return below

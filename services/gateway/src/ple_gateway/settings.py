@@ -72,6 +72,9 @@ class Settings(BaseSettings):
     max_schema_depth: int = Field(64, gt=0)
     max_schema_enum_values: int = Field(20_000, gt=0)
     max_schema_branches: int = Field(10_000, gt=0)
+    max_schema_properties: int = Field(500, gt=0, description="of one object")
+    max_schema_string_chars: int = Field(10_000, gt=0, description="one string in enum or const")
+    max_schema_pattern_chars: int = Field(1_000, gt=0, description="repetitions written out")
 
     @field_validator("http_address")
     @classmethod

@@ -47,3 +47,4 @@ class PrefetchCounters:
         self.rows = Counter()
         self.pages = Counter()
         self.failures = Counter()
+        self.parked = Counter()

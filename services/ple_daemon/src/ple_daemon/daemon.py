@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from ple_daemon.activity import Activity
 from ple_daemon.doorbell import Doorbell, RegionTerms
+from ple_daemon.drive_tail import DriveTail
 from ple_daemon.gather import Advice
 from ple_daemon.health import Health, State
-from ple_daemon.metrics import LookupMetrics, TableCollector
+from ple_daemon.metrics import BackgroundMetrics, DriveCollector, LookupMetrics, TableCollector
 from ple_daemon.prefetch import Prefetcher
+from ple_daemon.remote_endpoint import RemoteEndpoint, remote_endpoint
+from ple_daemon.residency import ResidentSample
 from ple_daemon.run_directory import RunDirectory
 from ple_daemon.server import RpcServer
 from ple_daemon.servicer import Offer, TableServicer, limits, session_quotas
@@ -54,22 +58,28 @@ class Daemon:
         started_s = time.monotonic()
         self._settings = settings
         self._health = Health()
+        self._drive_is_slow = False
         self._instance_id = os.urandom(16)
         self._details: dict[str, Any] = {"instance_id": self._instance_id.hex()}
         registry = CollectorRegistry()
         self._activity = Activity()
+        remote = _remote(settings)
         run_dir = RunDirectory(settings.run_dir)
         stack.callback(run_dir.close)
         web = WebServer(settings.http_address)
         stack.callback(web.stop)
         web.start(create_app(self._health, registry, lambda: self._details))
         self._table = self._open_table(settings.table, stack)
+        background = BackgroundMetrics(registry)
         self._prefetcher = Prefetcher(
             self._table,
             settings.max_queued_prefetches,
-            max_per_session=_session_share(settings.max_queued_prefetches),
+            settings.max_prefetches_per_session,
+            background.prefetch_seconds.observe,
         )
         registry.register(TableCollector(self._table, self._prefetcher))
+        self._watch_drive(registry, background)
+        stack.callback(self._tail.stop, _STOP_S)
         warm_up(self._table)
         self._plane = ShmPlane(self._table)
         # An open Attach stream holds a thread: the other half is for calls.
@@ -80,11 +90,18 @@ class Daemon:
         servicer = TableServicer(
             self._table, self._prefetcher, LookupMetrics(registry), self._activity, self._sessions, offer
         )
-        self._server = RpcServer(servicer, run_dir, settings.max_concurrent_calls)
+        self._server = RpcServer(servicer, run_dir, settings.max_concurrent_calls, remote)
+        self._sample.take()
         self._prefetcher.start()
         self._plane.start()
         self._doorbell.start()
+        self._tail.start()
         self._server.start()
+        if remote is not None:
+            _log.info(
+                "listening address=tcp://%s port=%s mutual_tls=%s",
+                remote.address, self._server.remote_port, remote.credentials is not None,
+            )  # fmt: skip
         self._health.enter(State.READY)
         _log.info(
             "ready socket=%s http_port=%d start_s=%.2f",
@@ -92,13 +109,17 @@ class Daemon:
         )  # fmt: skip
 
     def run(self, stop: threading.Event) -> None:
-        """Beat and watch the files until `stop`, then drain."""
-        next_check_s = time.monotonic() + self._settings.watch_interval_s
-        while not stop.wait(min(_BEAT_S, self._settings.watch_interval_s)):
+        """Beat and watch files, drive and page cache until `stop`, then drain."""
+        settings = self._settings
+        chores = [
+            _Chore(settings.watch_interval_s, self._table.watch.check),
+            _Chore(settings.resident_interval_s, self._sample.take),
+        ]
+        beat_s = min(_BEAT_S, settings.watch_interval_s, settings.resident_interval_s)
+        while not stop.wait(beat_s):
             self._health.beat()
-            if time.monotonic() >= next_check_s:
-                self._table.watch.check()
-                next_check_s = time.monotonic() + self._settings.watch_interval_s
+            for chore in chores:
+                chore.do_when_due()
             self._report_problems()
         self._drain()
 
@@ -126,10 +147,22 @@ class Daemon:
     def _make_doorbell(self, run_dir: RunDirectory) -> tuple[Doorbell, Offer]:
         table, prefetcher = self._table, self._prefetcher
         bounds = limits(table.layout, prefetcher.max_queued)
-        quotas = session_quotas(bounds, _session_share(prefetcher.max_queued))
+        quotas = session_quotas(bounds, self._settings.max_prefetches_per_session)
         terms = RegionTerms(quotas, table.layout.row_bytes, table.fingerprint, self._settings.client_gid)
         doorbell = Doorbell(run_dir, self._plane, self._sessions, terms)
         return doorbell, Offer(self._instance_id, bounds, quotas, str(doorbell.path.absolute()))
+
+    def _watch_drive(self, registry: CollectorRegistry, background: BackgroundMetrics) -> None:
+        files = sorted({segment.path for segment in self._table.layout.segments})
+        self._tail = DriveTail(
+            files, self._table.gate, self._settings.drive_probe_interval_s, background.drive_seconds.observe
+        )
+        self._sample = ResidentSample(self._table.first_address, self._table.size_bytes, files)
+        registry.register(DriveCollector(self._tail, self._sample))
+        if self._tail.refusal:
+            _log.info("drive probe off reason=%s", self._tail.refusal)
+        if not self._sample.is_known:
+            _log.info("resident share unknown reason=the table belongs to another user")
 
     def _report_problems(self) -> None:
         errors = self._table.counters.read_errors.value
@@ -140,6 +173,16 @@ class Daemon:
         if change is not None and self._health.report("change", change):
             _log.error("table changed, lookups are refused change=%s", change)
             self._sessions.announce(Event(degraded=Degraded(reason=change)))
+        self._report_drive()
+
+    def _report_drive(self) -> None:
+        problem = self._tail.problem
+        if problem is None:
+            if self._health.clear("drive_tail"):
+                _log.info("drive answers in time again")
+        elif self._health.report("drive_tail", problem) and not self._drive_is_slow:
+            _log.warning("drive is slow reason=%s", problem)
+        self._drive_is_slow = problem is not None
 
     def _drain(self) -> None:
         # The doors close before anybody hears of it.
@@ -160,6 +203,21 @@ class Daemon:
         _log.info("stopped calls_finished=%s prefetch_stopped=%s", finished, stopped)
 
 
-def _session_share(max_queued: int) -> int:
-    """How many of the waiting prompts may be one session's, so that none can fill the queue."""
-    return max(1, max_queued // 2)
+class _Chore:
+    """Something to do every so often."""
+
+    def __init__(self, interval_s: float, do: Callable[[], object]) -> None:
+        self._interval_s = interval_s
+        self._do = do
+        self._due_s = time.monotonic() + interval_s
+
+    def do_when_due(self) -> None:
+        if time.monotonic() >= self._due_s:
+            self._do()
+            self._due_s = time.monotonic() + self._interval_s
+
+
+def _remote(settings: Settings) -> RemoteEndpoint | None:
+    if settings.listen is None:
+        return None
+    return remote_endpoint(settings.listen, settings.tls_cert, settings.tls_key, settings.tls_client_ca)

@@ -65,6 +65,13 @@ class Health:
         self._change(lambda: self._problems.__setitem__(key, problem))
         return True
 
+    def clear(self, key: str) -> bool:
+        """A problem that is over; True when there was one."""
+        if key not in self._problems:
+            return False
+        self._change(lambda: self._problems.pop(key, None))
+        return True
+
     def as_json(self) -> dict[str, Any]:
         with self._lock:
             return {
@@ -76,7 +83,7 @@ class Health:
     def _state(self) -> State:
         return State.DEGRADED if self._phase is State.READY and self._problems else self._phase
 
-    def _change(self, change: Callable[[], None]) -> None:
+    def _change(self, change: Callable[[], object]) -> None:
         with self._lock:
             before = self._state()
             change()

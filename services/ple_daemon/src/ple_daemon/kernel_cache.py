@@ -10,9 +10,18 @@ from ple_daemon.errors import DaemonError
 
 # numba notices a change of the file that a kernel stands in, not of the files whose code it inlines.
 _KERNEL_FILES = (
-    "barrett.py", "gather.py", "native.py", "ngram_hash.py", "page_windows.py",
-    "shm_board.py", "shm_kernels.py",
-)  # fmt: skip
+    "barrett.py",
+    "cache_models.py",
+    "drive_reads.py",
+    "gather.py",
+    "native.py",
+    "ngram_hash.py",
+    "page_windows.py",
+    "prefetch_marks.py",
+    "residency.py",
+    "shm_board.py",
+    "shm_kernels.py",
+)
 
 
 def prepare(wanted: Path | None) -> Path:

@@ -15,6 +15,7 @@ class PleConfig:
 
     path: Path
     constants: HashConstants
+    vocab_size: int
     row_elements: int
     rows: int
     layer: int
@@ -59,6 +60,7 @@ def _ple_config(path: Path, whole: dict[str, Any], text: dict[str, Any], layer: 
     return PleConfig(
         path=path,
         constants=constants,
+        vocab_size=int(text["vocab_size"]),
         row_elements=width // constants.heads,
         rows=padded_rows(constants.used_rows, int(text.get("make_ngram_vocab_size_divisible_by", 128))),
         layer=layer,

@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ple_daemon.errors import EndpointError
+from ple_daemon.remote_endpoint import RemoteEndpoint
 from ple_daemon.run_directory import RunDirectory
 from ple_daemon.servicer import MAX_MESSAGE_BYTES, TableServicer
 from ple_rpc.rundir import TABLE_SOCKET_NAME
@@ -28,8 +29,17 @@ _FLUSH_S = 0.5
 class RpcServer:
     """Serves from `start` to `stop`. An open stream holds one of `max_calls` threads as long as it lives."""
 
-    def __init__(self, servicer: TableServicer, run_dir: RunDirectory, max_calls: int) -> None:
+    def __init__(
+        self,
+        servicer: TableServicer,
+        run_dir: RunDirectory,
+        max_calls: int,
+        remote: RemoteEndpoint | None = None,
+    ) -> None:
+        """`remote` is where other hosts are served too."""
+        self.remote_port: int | None = None
         self._run_dir = run_dir
+        self._remote = remote
         self._pool = futures.ThreadPoolExecutor(max_calls, thread_name_prefix="rpc")
         self._server = grpc.server(self._pool, options=_OPTIONS, maximum_concurrent_rpcs=max_calls)
         self._health = grpc_health.HealthServicer()
@@ -44,12 +54,10 @@ class RpcServer:
     def start(self) -> None:
         """Bind, serve, and only then appear under the public name. Raises EndpointError."""
         private = self._run_dir.private_path(TABLE_SOCKET_NAME)
-        try:
-            bound = self._server.add_insecure_port(f"unix:{private.absolute()}")
-        except RuntimeError as error:
-            raise EndpointError(f"{private}: cannot be bound: {error}") from error
-        if not bound:
-            raise EndpointError(f"{private}: cannot be bound")
+        self._bind(f"unix:{private.absolute()}", str(private), None)
+        if self._remote is not None:
+            what = f"--listen tcp://{self._remote.address}"
+            self.remote_port = self._bind(self._remote.address, what, self._remote.credentials)
         self._server.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._run_dir.publish(TABLE_SOCKET_NAME)
@@ -62,6 +70,18 @@ class RpcServer:
         """Close the socket. Answers on their way get a moment to leave, idle streams are cancelled."""
         self._server.stop(_FLUSH_S).wait(2 * _FLUSH_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _bind(self, address: str, name: str, credentials: grpc.ServerCredentials | None) -> int:
+        try:
+            if credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise EndpointError(f"{name}: cannot be bound: {error}") from error
+        if not bound:
+            raise EndpointError(f"{name}: cannot be bound")
+        return bound
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", _SERVICE):

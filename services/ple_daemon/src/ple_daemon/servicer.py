@@ -12,7 +12,8 @@ import numpy as np
 
 from ple_daemon.activity import Activity
 from ple_daemon.gather import Int64Array
-from ple_daemon.metrics import LookupMetrics, major_faults
+from ple_daemon.memory import major_faults
+from ple_daemon.metrics import LookupMetrics
 from ple_daemon.prefetch import Prefetcher
 from ple_daemon.sessions import Sessions
 from ple_daemon.shm_board import MAX_SLOTS

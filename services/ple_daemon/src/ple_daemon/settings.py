@@ -31,6 +31,12 @@ class Settings(BaseSettings):
     """Where table.sock and the lock live; mode 0700."""
     http_address: Annotated[str, Field(pattern=r"^[^\s]+:\d{1,5}$")] = "127.0.0.1:8200"
     """host:port of /livez, /readyz and /metrics."""
+    listen: Annotated[str, Field(pattern=r"^tcp://[^\s/]+:\d{1,5}$")] | None = None
+    """tcp://host:port for clients on other hosts; refused without the three files unless it is loopback."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    """PEM files of mutual TLS: the daemon's certificate and key, and the authority of its clients."""
     advice: Literal["auto", "process_madvise", "posix_fadvise", "none"] = "auto"
     cache_dir: Path | None = None
     """Where compiled kernels are kept; by default beside the code, or a private temporary folder."""
@@ -43,6 +49,12 @@ class Settings(BaseSettings):
     client_gid: Annotated[int, Field(ge=0)] | None = None
     """Group whose members may share memory, beside root and the daemon's own user."""
     max_queued_prefetches: Annotated[int, Field(ge=1, le=4096)] = 64
+    max_prefetches_per_session: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Prompts of one session that may wait."""
+    drive_probe_interval_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    """Between two reads of the drive-tail probe; 0 switches it off."""
+    resident_interval_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """Between two estimates of the table's resident share."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -16,6 +16,7 @@ from ple_daemon.file_watch import FileWatch
 from ple_daemon.fingerprint import fingerprint
 from ple_daemon.gather import SLICE_ROWS, WINDOW_ROWS, Advice, Int64Array
 from ple_daemon.ngram_hash import NgramHash
+from ple_daemon.prefetch_marks import PrefetchMarks
 from ple_daemon.region import PAGE_BYTES, Region
 from ple_daemon.sigbus import guard
 from ple_daemon.table_format import TableLayout
@@ -42,6 +43,7 @@ class Table:
         self._guard = guard()
         self._region = Region(layout.segments, layout.row_bytes)
         self.places = gather.segment_places(self._region.segments)
+        self.marks = PrefetchMarks(self.first_address, self.size_bytes)
         self._guard.protect(self.first_address, self.first_address + self.size_bytes)
         self._repair_lock = threading.Lock()
         # The guard's count when the mapping was last made anew: while it is higher, zeros may be mapped.
@@ -148,6 +150,7 @@ class Table:
         """Slices, in which decode steps are let in between."""
         advisor, row_bytes, ready = self.advisor, self.layout.row_bytes, gather.UNKNOWN
         target, decoding = out.ctypes.data, self.gate.active.ctypes.data
+        self.marks.check(ids, self.places, row_bytes)
         for start in range(0, ids.size, SLICE_ROWS):
             piece = ids[start : start + SLICE_ROWS]
             faults = self._guard.faults

@@ -4,6 +4,7 @@ import numpy as np
 
 from ple_daemon import gather
 from ple_daemon.page_windows import collect_windows, populate_windows, read_windows
+from ple_daemon.residency import resident
 from ple_daemon.table import Table
 
 
@@ -17,3 +18,6 @@ def warm_up(table: Table) -> None:
     windows = collect_windows(ids, places, row_bytes, table.first_address, seen)
     read_windows(windows, places, advisor.code, advisor.pidfd)
     populate_windows(windows)
+    table.marks.set(windows)
+    table.marks.check(ids, places, row_bytes)
+    resident(windows[:, 0].copy())

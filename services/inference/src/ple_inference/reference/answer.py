@@ -135,8 +135,13 @@ def _typed(value: str, schema: Any) -> Any:
     """Strings stand raw, all else as JSON; without a schema JSON that parses is taken for JSON."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         # A grammar may put a space where templates put a line end.
-        return value.strip() if value.strip() in schema.get("enum", ()) else value
+        choices = schema.get("enum")
+        return value.strip() if isinstance(choices, list) and value.strip() in choices else value
     try:
-        return json.loads(value)
-    except ValueError:
+        return json.loads(value, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

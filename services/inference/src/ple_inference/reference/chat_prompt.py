@@ -52,6 +52,8 @@ class ChatTemplate:
             text = self._template.render(
                 options, messages=_join_system(cleaned), tools=tools or None, add_generation_prompt=True
             )
+        except RecursionError as error:
+            raise MessageError("messages or tools are nested too deeply") from error
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise MessageError(str(error)) from error
         return RenderedChat(text, urls)
@@ -116,7 +118,7 @@ def _clean_call(where: str, call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = {}
     return {
         "function": {"name": function["name"], "arguments": arguments if isinstance(arguments, dict) else {}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -133,12 +134,21 @@ class GrammarCompiler:
         if self._compiling >= _MAX_COMPILING:
             raise GrammarBusyError("too many grammars are being compiled; try again")
         self._compiling += 1
-        future = asyncio.get_running_loop().run_in_executor(self._workers, compile_it)
+        began = threading.Event()
+
+        def work() -> xgrammar.CompiledGrammar:
+            began.set()
+            return compile_it()
+
+        future = asyncio.get_running_loop().run_in_executor(self._workers, work)
         # Counts till the work ends, even if its request does not wait that long.
         future.add_done_callback(self._done)
         try:
             compiled = await asyncio.wait_for(asyncio.shield(future), self._deadline_s)
         except TimeoutError as error:
+            if not began.is_set():
+                future.cancel()
+                raise GrammarBusyError("other grammars are being compiled; try again") from error
             raise GrammarError(f"compiling took longer than {self._deadline_s:g} s") from error
         except (ValueError, RuntimeError) as error:
             raise GrammarError(_SOURCE_PLACE.sub("", str(error).strip().splitlines()[-1])) from error

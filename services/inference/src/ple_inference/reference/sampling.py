@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+# Below, dividing by the temperature overflows, and nothing but the best token has a chance anyway.
+_GREEDY_BELOW = 1e-5
+
 
 class NoLegalTokenError(Exception):
     """The parameters of a request forbid every token."""
@@ -78,7 +81,7 @@ class Sampler:
         best = scores.argmax()
         if scores[best] == -math.inf:
             raise NoLegalTokenError("the request's parameters leave no token to choose")
-        token = int(best) if self._params.temperature == 0 else self._draw(scores)
+        token = int(best) if self._params.temperature < _GREEDY_BELOW else self._draw(scores)
         self._counts[token] += 1
         return token
 
@@ -95,6 +98,8 @@ class Sampler:
             counts = torch.tensor(list(self._counts.values()), dtype=torch.float32)
             penalty = params.frequency_penalty * counts + params.presence_penalty
             scores[list(self._counts)] -= penalty
+        # A tiny repetition penalty makes infinities, of which softmax makes NaN.
+        scores.clamp_(max=torch.finfo(torch.float32).max)
 
     def _draw(self, scores: Tensor) -> int:
         params = self._params
@@ -104,7 +109,7 @@ class Sampler:
             scores, ids = scores.topk(width) if width < 4096 else scores.sort(descending=True)
         else:
             ids = torch.arange(scores.numel())
-        probabilities = torch.softmax(scores / params.temperature, -1)
+        probabilities = torch.softmax((scores - scores.max()) / params.temperature, -1)
         if params.top_p < 1.0:
             before = probabilities.cumsum(-1) - probabilities
             probabilities[before >= params.top_p] = 0

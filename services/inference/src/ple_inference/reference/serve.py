@@ -161,6 +161,8 @@ class _Server:
             await asyncio.to_thread(self._service.close)
         elif not loading.done():
             await asyncio.wait({loading})
+            # Closing the client has failed a load that waited for the daemon: nobody asks for its error.
+            loading.exception()
         self._http.should_exit = True
         await http
         _log.info("stopped")

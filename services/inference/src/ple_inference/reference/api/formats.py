@@ -56,14 +56,25 @@ async def tool_grammar(compiler: GrammarCompiler, body: ChatBody) -> NewGrammar:
         raise unavailable(str(error)) from error
 
 
+def _check_tool(tool: dict[str, Any], place: str) -> None:
+    """Raises ApiError unless the tool has the form that templates and the parser of answers rely on."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise bad_request(f"{place} must be a function with a name", "tools")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise bad_request(f"{place} must be a function with a name", "tools")
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, dict) or not isinstance(parameters.get("properties") or {}, dict):
+        raise bad_request(f"{place}.function.parameters must be a JSON schema", "tools")
+
+
 def demanded_tools(body: ChatBody) -> list[dict[str, Any]]:
     """Tools of which one must be called; empty for auto and none. Raises ApiError."""
     for place, tool in enumerate(body.tools):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
-            raise bad_request(f"tools[{place}] must be a function with a name", "tools")
+        _check_tool(tool, f"tools[{place}]")
     if isinstance(body.tool_choice, dict):
-        name = (body.tool_choice.get("function") or {}).get("name")
+        function = body.tool_choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
         named = [tool for tool in body.tools if tool["function"]["name"] == name]
         if not named:
             raise bad_request(f"tool_choice names {name!r}, which is not among tools", "tool_choice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -12,6 +13,9 @@ from ple_inference.reference.sampling import SamplingParams
 
 _Token = Annotated[int, Field(ge=0)]
 _StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+# A surrogate that is escaped in JSON: half of a pair, or a lone one.
+_HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _listed(value: Any) -> Any:
@@ -124,6 +128,10 @@ def parse_body(raw: bytes, kind: type[_AnyBody]) -> _AnyBody:
     """JSON bytes to a body. Raises ApiError that names the field."""
     try:
         values = json.loads(raw, parse_constant=_refuse_constant)
+        if _HALF_OF_A_PAIR.search(raw):
+            # Strings that are no text, which nothing further on could encode.
+            text = json.dumps(values, ensure_ascii=False)
+            values = json.loads(_SURROGATE.sub("\ufffd", text))
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -152,8 +160,9 @@ def sampling_params(
 
     `defaults` is the checkpoint's generation_config; `room` is what the prompt leaves of the window.
     """
-    if any(not 0 <= token < vocab_size for token in [*body.logit_bias, *body.stop_token_ids]):
-        raise bad_request(f"a token id outside the vocabulary of {vocab_size}", "logit_bias")
+    for param, ids in (("logit_bias", body.logit_bias), ("stop_token_ids", body.stop_token_ids)):
+        if any(not 0 <= token < vocab_size for token in ids):
+            raise bad_request(f"a token id outside the vocabulary of {vocab_size}", param)
 
     def choose(value: Any, name: str, default: Any) -> Any:
         return value if value is not None else defaults.get(name, default)
