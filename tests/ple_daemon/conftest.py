@@ -72,7 +72,9 @@ class Daemon:
         return self._log.read_text()
 
     def wait_ready(self) -> "Daemon":
-        eventually(lambda: "ready socket=" in self.log or self.process.poll() is not None, "ready")
+        # The first start after a change compiles every kernel.
+        is_up = lambda: "ready socket=" in self.log or self.process.poll() is not None  # noqa: E731
+        eventually(is_up, "ready", 3 * DEADLINE_S)
         assert "ready socket=" in self.log, self.log
         return self
 

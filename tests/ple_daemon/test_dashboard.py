@@ -26,8 +26,8 @@ def test_every_metric_on_the_dashboard_exists(daemon: Daemon, dashboard: dict) -
     from ple_rpc.client import TableClient
 
     with TableClient(f"unix:{daemon.socket}") as client:  # series with labels exist after their first use
-        client.lookup_rows([1])
-        client.lookup_rows(range(100))
+        client.lookup([1])
+        client.lookup(range(100))
     exist = series(daemon.get("/metrics")[1])
     shown = {
         name

@@ -36,7 +36,8 @@ def test_socket_and_folder_are_private(start: Start, shared_checkpoint: Path, ru
     start(shared_checkpoint).wait_ready()
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
     assert stat.S_IMODE((run_dir / "table.sock").stat().st_mode) == 0o660
-    assert names(run_dir) == ["daemon.lock", "table.sock"]
+    assert stat.S_IMODE((run_dir / "bell.sock").stat().st_mode) == 0o660
+    assert names(run_dir) == ["bell.sock", "daemon.lock", "table.sock"]
 
 
 def test_settings_come_from_the_environment_and_are_logged_once(
@@ -109,13 +110,13 @@ def test_kill_and_restart_on_the_same_run_directory(
     instances = set()
     with TableClient(f"unix:{daemon.socket}") as client:
         for _ in range(2):
-            assert client.lookup_rows([1, 5]) == shared_rows[[1, 5]].tobytes()
+            assert client.lookup([1, 5]) == shared_rows[[1, 5]].tobytes()
             instances.add(daemon.health()[1]["instance_id"])
             daemon.signal(signal.SIGKILL)
             assert daemon.wait() == -signal.SIGKILL
             assert daemon.socket.exists()  # stale: nobody listens
             daemon = start(shared_checkpoint).wait_ready()
-        assert client.lookup_rows([2]) == shared_rows[2].tobytes()
+        assert client.lookup([2]) == shared_rows[2].tobytes()
     assert len(instances) == 2
 
 
@@ -293,8 +294,8 @@ def test_forbidden_process_madvise_falls_back(
     assert daemon.log.count("advice chosen") == 1
     ids = np.arange(0, 20_000, 7)
     with TableClient(f"unix:{daemon.socket}") as client:
-        assert client.lookup_rows(ids.tolist()) == shared_rows[ids].tobytes()
-        assert client.lookup_rows([5]) == shared_rows[5].tobytes()
+        assert client.lookup(ids.tolist()) == shared_rows[ids].tobytes()
+        assert client.lookup([5]) == shared_rows[5].tobytes()
 
 
 def test_a_table_of_the_real_size(start: Start, tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_a_table_of_the_real_size(start: Start, tmp_path: Path) -> None:
     sidecar_path(path).write_text(json.dumps(fields))
     daemon = start(path).wait_ready()
     with TableClient(f"unix:{daemon.socket}") as client:
-        assert client.lookup_rows(marked) == b"".join(row.to_bytes(8, "little") * 40 for row in marked)
+        assert client.lookup(marked) == b"".join(row.to_bytes(8, "little") * 40 for row in marked)
         client.prefetch("a", range(500))
         eventually(lambda: daemon.metric("ple_daemon_rows_prefetched_total") == 8000, "prefetch counted")
     assert daemon.metric("ple_daemon_anonymous_bytes") < 300e6

@@ -73,7 +73,7 @@ def test_who_gets_in(remote: str, keys: Keys, tmp_path: Path, shared_rows: np.nd
     for name in (remote, f"tls://{remote}"):
         with TableClient(name, credentials=right) as client:
             ids = np.random.default_rng(0).integers(0, len(shared_rows), 9000)
-            assert client.lookup_rows(ids.tolist()) == shared_rows[ids].tobytes()
+            assert client.lookup(ids.tolist()) == shared_rows[ids].tobytes()
             client.prefetch("a", range(100))
     others = Keys(tmp_path / "others")
     yesterday = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
@@ -86,7 +86,7 @@ def test_who_gets_in(remote: str, keys: Keys, tmp_path: Path, shared_rows: np.nd
         assert "no answer from" in refused(TableClient(remote, options, credentials=credentials))
     # None of them did any harm.
     with TableClient(remote, credentials=right) as client:
-        assert client.lookup_rows([7]) == shared_rows[7].tobytes()
+        assert client.lookup([7]) == shared_rows[7].tobytes()
 
 
 def test_a_certificate_for_another_name_is_refused(
@@ -106,9 +106,9 @@ def test_plaintext_on_loopback(
 ) -> None:
     daemon = start(shared_checkpoint, "--listen", LISTEN).wait_ready()
     with TableClient(address(daemon)) as client:
-        assert client.lookup_rows([3, 1]) == shared_rows[[3, 1]].tobytes()
+        assert client.lookup([3, 1]) == shared_rows[[3, 1]].tobytes()
     with TableClient(f"unix:{daemon.socket}") as client:
-        assert client.lookup_rows([3, 1]) == shared_rows[[3, 1]].tobytes()
+        assert client.lookup([3, 1]) == shared_rows[[3, 1]].tobytes()
 
 
 def test_a_taken_port_ends_the_start(

@@ -31,7 +31,7 @@ def test_d17_a_restart_writes_nothing(start: Start, tmp_path: Path, shared_rows:
     for _ in range(2):
         daemon = start(folder / "t.ple").wait_ready()
         with TableClient(f"unix:{daemon.socket}") as client:
-            assert client.lookup_rows(range(2000)) == shared_rows[:2000].tobytes()
+            assert client.lookup(range(2000)) == shared_rows[:2000].tobytes()
         counters = Path(f"/proc/{daemon.process.pid}/io").read_text()
         written = int(counters.split("\nwrite_bytes: ")[1].split()[0])
         assert written < 256 * 1024, counters  # its log, and nothing of the table's 10 MiB
@@ -46,7 +46,7 @@ def test_d17_a_read_only_table_is_served(start: Start, tmp_path: Path, shared_ro
     folder.chmod(0o555)
     try:
         with TableClient(f"unix:{start(folder).wait_ready().socket}") as client:
-            assert client.lookup_rows([9]) == shared_rows[9].tobytes()
+            assert client.lookup([9]) == shared_rows[9].tobytes()
     finally:
         folder.chmod(0o755)
 

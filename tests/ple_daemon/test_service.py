@@ -16,7 +16,6 @@ from ple_daemon.servicer import limits
 from ple_daemon.source import read_layout
 from ple_rpc.table.v1 import table_pb2
 from ple_rpc.table.v1.table_service_pb2 import (
-    AttachRequest,
     CancelPrefetchRequest,
     DescribeRequest,
     DescribeResponse,
@@ -56,7 +55,9 @@ def test_describe(daemon: Daemon) -> None:
     answer = describe(daemon)
     table, constants = answer.table, REAL_WIDTH.constants
     assert answer.protocol_version == 1
-    assert (len(answer.fingerprint), len(answer.instance_id), answer.doorbell_path) == (32, 16, "")
+    assert (len(answer.fingerprint), len(answer.instance_id)) == (32, 16)
+    assert answer.doorbell_path == str(daemon.run_dir / "bell.sock")
+    assert answer.limits.max_slots >= 4
     assert (table.row_type, table.row_elements, table.row_bytes) == (table_pb2.ROW_TYPE_BF16, 160, 320)
     assert (table.rows, table.used_rows) == (33024, 32974)
     assert (table.scale_bits, table.scale_bytes) == (0, 0)
@@ -185,13 +186,6 @@ def test_prefetch_has_a_limit(daemon: Daemon) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         daemon.stub.Prefetch(PrefetchRequest(span=span(np.zeros(2**18 + 1))), timeout=TIMEOUT_S)
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def test_attach_is_not_offered(daemon: Daemon) -> None:
-    with pytest.raises(grpc.RpcError) as failure:
-        list(daemon.stub.Attach(AttachRequest(client_name="test"), timeout=TIMEOUT_S))
-    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "no sessions yet" in failure.value.details()
 
 
 @pytest.mark.parametrize("service", ["", "ple_rpc.table.v1.TableService"])

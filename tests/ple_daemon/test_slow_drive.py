@@ -46,7 +46,7 @@ def test_slow_reads_delay_and_do_not_wedge(
     ids = np.random.default_rng(1).integers(0, REAL_WIDTH.rows, 16)
     with TableClient(f"unix:{daemon.socket}", ClientOptions(lookup_deadline_s=30.0)) as client:
         start_s = time.monotonic()
-        assert client.lookup_rows(ids.tolist()) == shared_rows[ids].tobytes()
+        assert client.lookup(ids.tolist()) == shared_rows[ids].tobytes()
         assert delay_s <= time.monotonic() - start_s < 16 * delay_s
         eventually(lambda: daemon.metric("ple_daemon_drive_stalls_total") >= 1, "a stall counted")
         eventually(lambda: daemon.health()[1]["state"] == "degraded", "degraded")
@@ -60,7 +60,7 @@ def test_slow_reads_delay_and_do_not_wedge(
         assert daemon.get("/livez")[0] == 200
         slow.delay_s = 0.0
         more = np.arange(100, 5000, 50)
-        assert client.lookup_rows(more.tolist()) == shared_rows[more].tobytes()
+        assert client.lookup(more.tolist()) == shared_rows[more].tobytes()
 
 
 def test_a_decode_step_waits_for_one_read_not_sixteen(slow: SlowFiles, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Lookup(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.rows = self.client.lookup_rows(self.ids, cancelled=self.cancelled)
+            self.rows = self.client.lookup(self.ids, cancelled=self.cancelled)
         except Exception as error:
             self.error = error
 
@@ -53,8 +53,8 @@ class Lookup(threading.Thread):
 
 def test_rows_by_id(daemon):
     with TableClient(daemon.address, FAST) as client:
-        assert client.lookup_rows([5, 0, 9999, 5]) == expected_rows([5, 0, 9999, 5])
-        assert client.lookup_rows([]) == b""
+        assert client.lookup([5, 0, 9999, 5]) == expected_rows([5, 0, 9999, 5])
+        assert client.lookup([]) == b""
         assert client.stats.lookups == 2
         assert client.stats.lookups_in_flight == 0
 
@@ -78,7 +78,7 @@ def test_a_split_request_sends_every_token_with_its_own_context(daemon, tokens, 
 def test_a_large_lookup_comes_in_chunks_and_in_order(daemon):
     ids = list(range(2_500))
     with TableClient(daemon.address, FAST) as client:
-        assert client.lookup_rows(ids) == expected_rows(ids)
+        assert client.lookup(ids) == expected_rows(ids)
     assert daemon.table.lookups_seen == 3
 
 
@@ -98,11 +98,11 @@ def test_a_final_error_is_raised_once_and_never_repeated(daemon, code, exception
     daemon.table.refusals = [code]
     with TableClient(daemon.address, FAST) as client:
         with pytest.raises(exception, match=f"scripted {code.name}"):
-            client.lookup_rows([1])
+            client.lookup([1])
         assert daemon.table.lookups_seen == 1
         assert client.stats.lookups_repeated == 0
         assert client.stats.lookups_failed == 1
-        assert client.lookup_rows([1]) == expected_rows([1])
+        assert client.lookup([1]) == expected_rows([1])
 
 
 def test_codes_and_exceptions_are_one_to_one():
@@ -114,7 +114,7 @@ def test_codes_and_exceptions_are_one_to_one():
 def test_unavailable_is_repeated_until_it_works(daemon):
     daemon.table.refusals = [grpc.StatusCode.UNAVAILABLE] * 3
     with TableClient(daemon.address, FAST) as client:
-        assert client.lookup_rows([3]) == expected_rows([3])
+        assert client.lookup([3]) == expected_rows([3])
         assert client.stats.lookups_repeated == 3
 
 
@@ -135,11 +135,11 @@ def test_a_lookup_in_flight_survives_a_killed_daemon(daemon):
 
 def test_an_idle_connection_that_broke_is_replaced(daemon):
     with TableClient(daemon.address, FAST) as client:
-        client.lookup_rows([1])
+        client.lookup([1])
         for _ in range(3):
             daemon.stop()
             daemon.start()
-            assert client.lookup_rows([7]) == expected_rows([7])
+            assert client.lookup([7]) == expected_rows([7])
         assert client.stats.lookups_failed == 0
 
 
@@ -151,7 +151,7 @@ def test_a_peer_that_hangs_without_closing_is_left(daemon, mute_socket):
         with pytest.raises(errors.TableUnavailable):
             client.wait_ready(0.5)
         with pytest.raises(errors.TableUnavailable):
-            client.lookup_rows([1])
+            client.lookup([1])
         assert time.monotonic() - started < 15
 
 
@@ -168,12 +168,12 @@ def test_a_slow_daemon_is_waited_for_and_not_taken_for_hung(daemon):
 
 def test_another_table_after_a_restart_is_refused(daemon):
     with TableClient(daemon.address, FAST) as client:
-        client.lookup_rows([1])
+        client.lookup([1])
         daemon.stop()
         daemon.table.fingerprint = b"\x01" * 32
         daemon.start()
         with pytest.raises(errors.TableChanged):
-            client.lookup_rows([1])
+            client.lookup([1])
 
 
 def test_a_cancelled_lookup_ends_between_two_tries(daemon):
@@ -265,7 +265,7 @@ def test_many_threads_share_a_client_across_restarts(daemon):
             i = seed
             while not finished.is_set():
                 i = (i * 31 + 7) % 10_000
-                if client.lookup_rows([i, 0]) != expected_rows([i, 0]):
+                if client.lookup([i, 0]) != expected_rows([i, 0]):
                     wrong.append(i)
 
         threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]

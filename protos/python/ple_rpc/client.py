@@ -1,56 +1,31 @@
 """The typed client of the PLE daemon: rows by id or by token, across restarts of the daemon."""
 
-import logging
-import random
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, overload
 
 import grpc
 
-from ple_rpc.connection import TLS_SCHEME, Connection, open_connection, remaining_s
-from ple_rpc.errors import LookupCancelled, TableError, TableUnavailable
-from ple_rpc.packing import row_ids_le64, tokens_le32
+from ple_rpc.connection import TLS_SCHEME, Connection
+from ple_rpc.errors import NotOffered, TableError, TableUnavailable
+from ple_rpc.link import Link, Patience
+from ple_rpc.options import ClientOptions
+from ple_rpc.packing import row_ids_le64, tokens_le32, writable_bytes
 from ple_rpc.prefetch import PrefetchSender
+from ple_rpc.session import SharedMemory, SlotRows, Ticket
+from ple_rpc.shared_region import SharedRegion
 from ple_rpc.stats import ClientStats, StatsRecorder
 from ple_rpc.table.v1 import table_pb2, table_service_pb2
 
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ClientOptions:
-    """Deadlines and bounds, each longer than the ones inside it."""
-
-    lookup_deadline_s: float = 60.0
-    """How long a lookup goes on, restarts of the daemon included, before TableUnavailable."""
-    hang_check_s: float = 1.0
-    """A lookup that takes longer is tried again with twice the time, once Describe shows a living peer;
-    a peer that does not answer Describe either is taken for hung and the connection is made anew."""
-    call_deadline_s: float = 2.0
-    """Describe, Prefetch, CancelPrefetch, Stats."""
-    backoff_min_s: float = 0.02
-    backoff_max_s: float = 0.5
-    prefetch_queue_limit: int = 64
-
-    def __post_init__(self) -> None:
-        if not 0 < self.hang_check_s < self.lookup_deadline_s:
-            raise ValueError(
-                f"hang_check_s {self.hang_check_s} must lie between 0 and "
-                f"lookup_deadline_s {self.lookup_deadline_s}"
-            )
-        if not 0 < self.backoff_min_s <= self.backoff_max_s:
-            raise ValueError("backoff_min_s must be positive and at most backoff_max_s")
+__all__ = ["ClientOptions", "TableClient"]
 
 
 class TableClient:
     """Reads rows of one table. Thread-safe; nothing is opened before the first call.
 
-    The first connection pins the table's fingerprint, and every lookup carries it: a daemon that comes
-    back with another table answers TableChanged, never rows of the wrong table.
+    Rows come through shared memory where the daemon offers it on this host, else over gRPC. The first
+    connection pins the table's fingerprint, and every lookup carries it: a daemon that comes back with
+    another table raises TableChanged, and never gives rows of the wrong table.
     """
 
     def __init__(
@@ -67,15 +42,11 @@ class TableClient:
         if credentials is None and address.startswith(TLS_SCHEME):
             raise ValueError(f"{address} needs credentials: see ple_rpc.tls.client_credentials")
         self.address = address
-        self._credentials = credentials
         self._options = options or ClientOptions()
         self._recorder = StatsRecorder()
-        self._lock = threading.Lock()
-        self._live: Connection | None = None
-        self._described: table_service_pb2.DescribeResponse | None = None
-        self._closed = threading.Event()
+        self._link = Link(address, self._options, self._recorder, credentials)
         self._sender = PrefetchSender(
-            lambda: self._live,
+            lambda: self._link.live,
             self._recorder,
             queue_limit=self._options.prefetch_queue_limit,
             call_deadline_s=self._options.call_deadline_s,
@@ -90,29 +61,15 @@ class TableClient:
 
         Raises TableUnavailable at the deadline, and at once what no waiting mends.
         """
-        deadline = time.monotonic() + deadline_s
-        backoff = _Backoff(self._options)
-        while True:
-            try:
-                self._connect(deadline)
-                return self._describe_known()
-            except TableUnavailable as error:
-                if self._closed.is_set():
-                    raise
-                if remaining_s(deadline) == 0:
-                    raise TableUnavailable(
-                        f"no answer from {self.address} in {deadline_s:g} s ({error})"
-                    ) from error
-                if on_wait is not None:
-                    on_wait(str(error))
-                self._pause(backoff, deadline)
+        self._link.until_ready(deadline_s, on_wait)
+        return self._known()
 
     @property
     def described(self) -> table_service_pb2.DescribeResponse:
         """The newest answer to Describe. Connects when nothing is known yet; raises TableError."""
-        if self._described is None:
+        if self._link.described is None:
             self.wait_ready(self._options.lookup_deadline_s)
-        return self._describe_known()
+        return self._known()
 
     @property
     def description(self) -> table_pb2.TableDescription:
@@ -120,21 +77,68 @@ class TableClient:
         return self.described.table
 
     @property
+    def region(self) -> SharedRegion | None:
+        """What is shared with the daemon now, if anything; another one after each new connection."""
+        memory = _memory_of(self._link.live)
+        return None if memory is None else memory.region
+
+    @property
     def stats(self) -> ClientStats:
         return self._recorder.snapshot()
 
     # -- rows ----------------------------------------------------------------------------------------
 
-    def lookup_rows(self, row_ids: Sequence[int], *, cancelled: Callable[[], bool] | None = None) -> bytes:
-        """Rows by id: `len(row_ids) * row_bytes` bytes as stored.
+    @overload
+    def lookup(
+        self, row_ids: Sequence[int] | Any, *, cancelled: Callable[[], bool] | None = None
+    ) -> bytes: ...
+    @overload
+    def lookup(
+        self, row_ids: Sequence[int] | Any, out: Any, *, cancelled: Callable[[], bool] | None = None
+    ) -> memoryview: ...
+    def lookup(
+        self, row_ids: Sequence[int] | Any, out: Any = None, *, cancelled: Callable[[], bool] | None = None
+    ) -> bytes | memoryview:
+        """Rows by id: `len(row_ids) * row_bytes` bytes as stored, in the writable buffer `out` when given.
 
-        Raises BadRow, RowsLost, TableChanged, TableUnavailable after `lookup_deadline_s`, and
-        LookupCancelled when `cancelled` says so between two tries.
+        `row_ids` is a sequence of ints or a contiguous buffer of int64. Raises BadRow, RowsLost,
+        TableChanged, TableUnavailable after `lookup_deadline_s`, and LookupCancelled when `cancelled` says so
+        between two tries.
         """
-        step = self._max_rows_per_request()
-        pieces = (row_ids[i : i + step] for i in range(0, len(row_ids), step))
-        requests = [table_service_pb2.LookupRequest(row_ids_le64=row_ids_le64(p)) for p in pieces]
-        return self._lookup(requests, len(row_ids), cancelled)
+        ids, described = row_ids_le64(row_ids), self.described
+        size = len(ids) // 8 * described.table.row_bytes
+        target = None if out is None else writable_bytes(out, size)
+
+        def send(connection: Connection, patience: Patience) -> bytes:
+            memory = _memory_of(connection)
+            if memory is not None:
+                return _through_memory(memory, connection, ids, target, patience)
+            rows = connection.lookup(self._id_requests(ids), patience.try_s) if ids else b""
+            if target is not None and len(rows) == size:
+                target[:] = rows
+            return rows if target is None else b""
+
+        rows = self._counted(send, size if target is None else 0, cancelled)
+        return rows if target is None else target
+
+    def lookup_into_slot(
+        self, row_ids: Sequence[int] | Any, *, cancelled: Callable[[], bool] | None = None
+    ) -> SlotRows:
+        """Rows by id, left in the shared region for a caller that copies them itself, as a GPU does.
+
+        Release what is returned once they are copied. Raises as `lookup`, and NotOffered without shared
+        memory or for more ids than a slot holds.
+        """
+        ids = row_ids_le64(row_ids)
+
+        def send(connection: Connection, patience: Patience) -> SlotRows:
+            memory = _memory_of(connection)
+            if memory is None or len(ids) // 8 > memory.region.layout.max_rows:
+                raise NotOffered(f"{len(ids) // 8} rows in a slot of shared memory")
+            return SlotRows(memory, _ask(memory, connection, ids, patience))
+
+        with self._recorder.lookup():
+            return self._link.until_answered(send, cancelled)
 
     def lookup_tokens(
         self,
@@ -146,7 +150,7 @@ class TableClient:
         """Rows of tokens, hashed by the daemon: `[len(tokens), heads, row_bytes]` bytes as stored.
 
         `context` holds the raw ids before tokens[0], oldest first; none means the start of a sequence.
-        Raises as `lookup_rows`.
+        Raises as `lookup`.
         """
         heads = len(self.description.hash.head_sizes)
         context_len = self.description.hash.ngram_size - 1
@@ -155,11 +159,16 @@ class TableClient:
             table_service_pb2.LookupRequest(
                 span=_span(
                     tokens[i : i + step], [*context, *tokens[max(0, i - context_len) : i]][-context_len:]
-                )
+                ),
+                expected_fingerprint=self.described.fingerprint,
             )
             for i in range(0, len(tokens), step)
         ]
-        return self._lookup(requests, len(tokens) * heads, cancelled)
+
+        def send(connection: Connection, patience: Patience) -> bytes:
+            return connection.lookup(requests, patience.try_s) if requests else b""
+
+        return self._counted(send, len(tokens) * heads * self.description.row_bytes, cancelled)
 
     # -- hints ---------------------------------------------------------------------------------------
 
@@ -179,12 +188,8 @@ class TableClient:
 
     def close(self) -> None:
         """End the connection; lookups that wait raise TableUnavailable."""
-        self._closed.set()
+        self._link.close()
         self._sender.close(self._options.call_deadline_s)
-        with self._lock:
-            if self._live is not None:
-                self._live.close()
-            self._live = None
 
     def __enter__(self) -> Self:
         return self
@@ -196,136 +201,72 @@ class TableClient:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _describe_known(self) -> table_service_pb2.DescribeResponse:
-        if self._described is None:
+    def _known(self) -> table_service_pb2.DescribeResponse:
+        if self._link.described is None:
             raise TableUnavailable(f"nothing known of the table at {self.address} yet")
-        return self._described
+        return self._link.described
 
     def _max_rows_per_request(self) -> int:
         return max(1, self.described.limits.max_rows_per_stream_lookup)
 
-    def _lookup(
-        self,
-        requests: list[table_service_pb2.LookupRequest],
-        num_rows: int,
-        cancelled: Callable[[], bool] | None,
+    def _id_requests(self, ids: memoryview) -> list[table_service_pb2.LookupRequest]:
+        step, fingerprint = 8 * self._max_rows_per_request(), self.described.fingerprint
+        return [
+            table_service_pb2.LookupRequest(
+                row_ids_le64=bytes(ids[start : start + step]), expected_fingerprint=fingerprint
+            )
+            for start in range(0, len(ids), step)
+        ]
+
+    def _counted(
+        self, send: Callable[[Connection, Patience], bytes], size: int, cancelled: Callable[[], bool] | None
     ) -> bytes:
-        described = self.described
-        for request in requests:
-            request.expected_fingerprint = described.fingerprint
-        expected_bytes = num_rows * described.table.row_bytes
         with self._recorder.lookup():
-            try:
-                rows = self._lookup_until_answered(requests, expected_bytes, cancelled)
-            finally:
-                self._recorder.wait_ended()
-            if len(rows) != expected_bytes:
-                raise TableError(
-                    f"the daemon at {self.address} sent {len(rows)} bytes, expected {expected_bytes}"
-                )
+            rows = self._link.until_answered(send, cancelled)
+            if len(rows) != size:
+                raise TableError(f"the daemon at {self.address} sent {len(rows)} bytes, expected {size}")
             return rows
 
-    def _lookup_until_answered(
-        self,
-        requests: list[table_service_pb2.LookupRequest],
-        expected_bytes: int,
-        cancelled: Callable[[], bool] | None,
-    ) -> bytes:
-        options = self._options
-        deadline = time.monotonic() + options.lookup_deadline_s
-        attempt_s = options.hang_check_s
-        backoff = _Backoff(options)
-        while True:
-            connection = None
-            try:
-                connection = self._connect(deadline)
-                return self._send(connection, requests, expected_bytes, min(attempt_s, remaining_s(deadline)))
-            except TableUnavailable as error:
-                self._recorder.wait_began()
-                if cancelled is not None and cancelled():
-                    raise LookupCancelled("the caller gave the lookup up") from error
-                if remaining_s(deadline) == 0 or self._closed.is_set():
-                    raise TableUnavailable(
-                        f"no rows from {self.address} in {options.lookup_deadline_s:g} s ({error})"
-                    ) from error
-                if error.sent and connection is not None:
-                    self._recorder.add(lookups_repeated=1)
-                if connection is not None and self._answers(connection):
-                    # A slow or draining peer, not a dead one: what it has read so far stays cached.
-                    attempt_s *= 2
-                else:
-                    attempt_s = options.hang_check_s
-                    self._drop(connection)
-                self._pause(backoff, deadline)
 
-    def _send(
-        self,
-        connection: Connection,
-        requests: list[table_service_pb2.LookupRequest],
-        expected_bytes: int,
-        timeout_s: float,
-    ) -> bytes:
-        try:
-            if not requests:
-                return b""
-            if len(requests) == 1 and expected_bytes <= self._describe_known().limits.stream_chunk_bytes:
-                return connection.lookup(requests[0], timeout_s)
-            return connection.lookup_stream(requests, timeout_s)
-        except ValueError as error:  # another thread closed the channel
-            raise TableUnavailable(f"connection closed: {error}") from error
-
-    def _answers(self, connection: Connection) -> bool:
-        """Whether the peer of a lookup that failed still answers Describe."""
-        try:
-            connection.describe(min(self._options.call_deadline_s, self._options.hang_check_s))
-        except (TableError, ValueError):
-            return False
-        return True
-
-    def _connect(self, deadline: float) -> Connection:
-        """The live connection, or a new one. One thread connects, the others wait for it."""
-        with self._lock:
-            if self._closed.is_set():
-                raise TableUnavailable("the client is closed")
-            if self._live is not None:
-                return self._live
-            fingerprint = None if self._described is None else self._described.fingerprint
-            timeout_s = min(self._options.call_deadline_s, remaining_s(deadline))
-            self._live, described = open_connection(self.address, fingerprint, timeout_s, self._credentials)
-            if self._described is not None:
-                self._recorder.add(reconnects=1)
-                _log.warning(
-                    "table daemon connected again address=%s instance=%s",
-                    self.address,
-                    described.instance_id.hex(),
-                )
-            self._described = described
-            return self._live
-
-    def _drop(self, connection: Connection | None) -> None:
-        """Close a connection that failed, unless another thread already replaced it."""
-        with self._lock:
-            if connection is None or self._live is not connection:
-                return
-            self._live = None
-            _log.warning("table daemon lost address=%s", self.address)
-        connection.close()
-
-    def _pause(self, backoff: "_Backoff", deadline: float) -> None:
-        self._closed.wait(min(backoff.next_s(), remaining_s(deadline)))
+def _memory_of(connection: Connection | None) -> SharedMemory | None:
+    return None if connection is None or connection.session is None else connection.session.memory
 
 
-class _Backoff:
-    """Exponential, with jitter so that several clients do not return in step."""
+def _through_memory(
+    memory: SharedMemory,
+    connection: Connection,
+    ids: memoryview,
+    target: memoryview | None,
+    patience: Patience,
+) -> bytes:
+    """Rows in `target`, or as bytes without one; long lookups in pieces of a slot."""
+    step, row_bytes = 8 * memory.region.layout.max_rows, memory.region.layout.row_bytes
+    parts: list[bytes] = []
+    for start in range(0, len(ids), step):
+        ticket = _ask(memory, connection, ids[start : start + step], patience)
+        rows = memory.region.rows(ticket.slot, ticket.rows)
+        if target is None:
+            parts.append(bytes(rows))
+        else:
+            first = start // 8 * row_bytes
+            target[first : first + rows.nbytes] = rows
+        memory.give_back(ticket)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def __init__(self, options: ClientOptions) -> None:
-        self._next_s = options.backoff_min_s
-        self._max_s = options.backoff_max_s
 
-    def next_s(self) -> float:
-        delay_s = self._next_s * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
-        self._next_s = min(self._next_s * 2, self._max_s)
-        return delay_s
+def _ask(memory: SharedMemory, connection: Connection, ids: memoryview, patience: Patience) -> Ticket:
+    """An answered ticket. One that is given up costs its slot for as long as the session lives."""
+    ticket = memory.ring(ids, patience.deadline)
+    try:
+        while not memory.wait(ticket, patience.try_s):
+            if not patience.is_worth_more(connection):
+                if not (patience.is_cancelled or patience.is_over):
+                    memory.give_up()
+                raise TableUnavailable(f"no rows within {patience.attempt_s:g} s", sent=True)
+    except BaseException:
+        memory.quarantine(ticket)
+        raise
+    return ticket
 
 
 def _span(tokens: Iterable[int], context: Iterable[int]) -> table_pb2.TokenSpan:

@@ -1,17 +1,23 @@
 """One gRPC connection to the daemon, proven alive before it is used and never reused once it failed."""
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
 
 import grpc
 
 from ple_rpc import errors
+from ple_rpc.lookup_stream import LookupStream
+from ple_rpc.session import Lease, Session
 from ple_rpc.table.v1 import table_pb2, table_service_pb2, table_service_pb2_grpc
 
 PROTOCOL_VERSION = 1
 TLS_SCHEME = "tls://"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+# An open stream holds a thread of the daemon.
+_MAX_IDLE_STREAMS = 2
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -32,17 +38,17 @@ class _Stub(Protocol):
     def Describe(  # noqa: N802
         self, request: table_service_pb2.DescribeRequest, timeout: float
     ) -> table_service_pb2.DescribeResponse: ...
+    def Attach(  # noqa: N802
+        self, request: table_service_pb2.AttachRequest
+    ) -> Iterator[table_service_pb2.AttachResponse]: ...
     def Prefetch(  # noqa: N802
         self, request: table_service_pb2.PrefetchRequest, timeout: float
     ) -> table_service_pb2.PrefetchResponse: ...
     def CancelPrefetch(  # noqa: N802
         self, request: table_service_pb2.CancelPrefetchRequest, timeout: float
     ) -> table_service_pb2.CancelPrefetchResponse: ...
-    def Lookup(  # noqa: N802
-        self, request: table_service_pb2.LookupRequest, timeout: float
-    ) -> table_service_pb2.LookupResponse: ...
     def LookupStream(  # noqa: N802
-        self, requests: Iterable[table_service_pb2.LookupStreamRequest], timeout: float
+        self, requests: Iterable[table_service_pb2.LookupStreamRequest]
     ) -> Iterator[table_service_pb2.LookupStreamResponse]: ...
     def Stats(  # noqa: N802
         self, request: table_service_pb2.StatsRequest, timeout: float
@@ -56,6 +62,16 @@ class Connection:
         self._channel = _channel(address, credentials)
         stub: Any = table_service_pb2_grpc.TableServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._stub = cast("_Stub", stub)
+        self._idle_streams: deque[LookupStream] = deque()
+        self.session: Session | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """The session that was opened here has ended: what is left of the connection is not worth keeping."""
+        return self.session is not None and self.session.is_lost
+
+    def attach(self, request: table_service_pb2.AttachRequest, timeout_s: float) -> Lease:
+        return Lease(self._stub.Attach(request), timeout_s)
 
     def describe(self, timeout_s: float) -> table_service_pb2.DescribeResponse:
         try:
@@ -64,36 +80,41 @@ class Connection:
             raise errors.from_rpc_error(error) from error
 
     def prefetch(self, request: table_service_pb2.PrefetchRequest, timeout_s: float) -> bool:
+        self._sign(request)
         try:
             return self._stub.Prefetch(request, timeout=timeout_s).accepted
         except grpc.RpcError as error:
             raise errors.from_rpc_error(error) from error
 
     def cancel_prefetch(self, request: table_service_pb2.CancelPrefetchRequest, timeout_s: float) -> bool:
+        self._sign(request)
         try:
             return self._stub.CancelPrefetch(request, timeout=timeout_s).cancelled
         except grpc.RpcError as error:
             raise errors.from_rpc_error(error) from error
 
-    def lookup(self, request: table_service_pb2.LookupRequest, timeout_s: float) -> bytes:
+    def lookup(self, requests: list[table_service_pb2.LookupRequest], timeout_s: float) -> bytes:
+        """Rows of several lookups, concatenated in order, over a stream that is kept for the next lookup."""
         try:
-            return self._stub.Lookup(request, timeout=timeout_s).rows
-        except grpc.RpcError as error:
-            raise errors.from_rpc_error(error) from error
+            stream = self._idle_streams.pop()
+        except IndexError:
+            stream = LookupStream(self._stub.LookupStream)
+        try:
+            rows = stream.lookup(requests, timeout_s)
+        except BaseException:
+            stream.close()
+            raise
+        self._idle_streams.append(stream)
+        while len(self._idle_streams) > _MAX_IDLE_STREAMS:
+            self._idle_streams.popleft().close()
+        return rows
 
-    def lookup_stream(self, requests: list[table_service_pb2.LookupRequest], timeout_s: float) -> bytes:
-        """Rows of several lookups, concatenated in order."""
-        numbered = (
-            table_service_pb2.LookupStreamRequest(lookup_id=i, lookup=request)
-            for i, request in enumerate(requests)
-        )
-        try:
-            answers = list(self._stub.LookupStream(numbered, timeout=timeout_s))
-        except grpc.RpcError as error:
-            raise errors.from_rpc_error(error) from error
-        if sum(answer.last for answer in answers) != len(requests):
-            raise errors.TableUnavailable("the daemon ended a lookup stream early")
-        return b"".join(answer.rows for answer in answers)
+    def _sign(
+        self, hint: table_service_pb2.PrefetchRequest | table_service_pb2.CancelPrefetchRequest
+    ) -> None:
+        """Make the hint the session's, where there is one: it then ends with the session."""
+        if self.session is not None:
+            hint.session_token = self.session.lease.token
 
     def stats(self, timeout_s: float) -> table_service_pb2.StatsResponse:
         try:
@@ -102,6 +123,10 @@ class Connection:
             raise errors.from_rpc_error(error) from error
 
     def close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+        while self._idle_streams:
+            self._idle_streams.pop().close()
         self._channel.close()
 
 

@@ -2,9 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -32,36 +30,58 @@ class ClientStats:
 class StatsRecorder:
     """The counters behind ClientStats. Thread-safe."""
 
-    _now: ClientStats = field(default_factory=ClientStats)
+    _counts: dict[str, int] = field(default_factory=dict)
+    _in_flight: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waits: dict[int, float] = field(default_factory=dict)
 
     def snapshot(self) -> ClientStats:
         with self._lock:
-            return replace(self._now, waiting_since=min(self._waits.values(), default=None))
+            return ClientStats(
+                **self._counts,
+                lookups_in_flight=self._in_flight,
+                waiting_since=min(self._waits.values(), default=None),
+            )
 
     def add(self, **counts: int) -> None:
         """Add to counters by name."""
         with self._lock:
-            changed = {name: getattr(self._now, name) + count for name, count in counts.items()}
-            self._now = replace(self._now, **changed)
+            for name, count in counts.items():
+                self._counts[name] = self._counts.get(name, 0) + count
 
-    @contextmanager
-    def lookup(self) -> Iterator[None]:
-        """Count the lookup of the body: in flight, then done or failed."""
-        self.add(lookups_in_flight=1)
-        try:
-            yield
-        except BaseException:
-            self.add(lookups_in_flight=-1, lookups_failed=1)
-            raise
-        self.add(lookups_in_flight=-1, lookups=1)
+    def lookup(self) -> "_Counted":
+        """Counts the lookup of a `with` body: in flight, then done or failed. Its wait ends with it."""
+        return _Counted(self)
+
+    def begin(self) -> None:
+        """A lookup is in flight."""
+        with self._lock:
+            self._in_flight += 1
+
+    def finish(self, outcome: str) -> None:
+        """It no longer is, nor does this thread's lookup wait; `outcome` is the name of a counter."""
+        with self._lock:
+            self._in_flight -= 1
+            self._counts[outcome] = self._counts.get(outcome, 0) + 1
+            if self._waits:
+                self._waits.pop(threading.get_ident(), None)
 
     def wait_began(self) -> None:
         """This thread's lookup has no daemon to talk to."""
         with self._lock:
             self._waits.setdefault(threading.get_ident(), time.monotonic())
 
-    def wait_ended(self) -> None:
-        with self._lock:
-            self._waits.pop(threading.get_ident(), None)
+
+class _Counted:
+    """A class, since entering a generator's context costs as much as the rest of a lookup's counting."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: StatsRecorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        self._recorder.begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._recorder.finish("lookups" if kind is None else "lookups_failed")

@@ -174,6 +174,9 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument("--drain-timeout-s", type=float, help="for running calls after SIGTERM (10)")
     serve.add_argument("--watch-interval-s", type=float, help="between looks at the table's files (10)")
     serve.add_argument("--max-concurrent-calls", type=int, help="calls at once, open streams included (64)")
+    serve.add_argument(
+        "--client-gid", type=int, help="group that may share memory (root and the own user may)"
+    )
     serve.add_argument("--max-queued-prefetches", type=int, help="prompts that may wait (64)")
     serve.add_argument("--max-prefetches-per-session", type=int, help="of these, for one session (32)")
     serve.add_argument(

@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from ple_daemon.errors import TableRefusedError
-from ple_daemon.gather import Advice, Int64Array, advise
+from ple_daemon.gather import Advice
 from ple_daemon.native import MADV_WILLNEED, PROCESS_MADVISE
 from ple_daemon.region import Region
 
@@ -34,10 +34,6 @@ class Advisor:
     @property
     def name(self) -> str:
         return self.advice.name.lower()
-
-    def advise(self, ids: Int64Array, places: Int64Array, row_bytes: int) -> int:
-        """Start reading at most 1,024 rows; returns how many ranges were advised."""
-        return int(advise(ids, places, row_bytes, self.code, self.pidfd))
 
     def close(self) -> None:
         os.close(self.pidfd)

@@ -2,6 +2,9 @@
 
 import threading
 
+import numpy as np
+import numpy.typing as npt
+
 
 class Counter:
     """A number that only grows. Thread-safe."""
@@ -9,6 +12,11 @@ class Counter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._value = 0
+        self._native: list[npt.NDArray[np.int64]] = []
+
+    def include(self, counts: npt.NDArray[np.int64]) -> None:
+        """Add what native threads count in an array to the value."""
+        self._native.append(counts)
 
     def add(self, amount: int) -> None:
         with self._lock:
@@ -16,7 +24,7 @@ class Counter:
 
     @property
     def value(self) -> int:
-        return self._value
+        return self._value + sum(int(counts.sum()) for counts in self._native)
 
 
 class TableCounters:

@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from ple_daemon.activity import Activity
+from ple_daemon.doorbell import Doorbell, RegionTerms
 from ple_daemon.drive_tail import DriveTail
 from ple_daemon.gather import Advice
 from ple_daemon.health import Health, State
@@ -22,12 +23,17 @@ from ple_daemon.remote_endpoint import RemoteEndpoint, remote_endpoint
 from ple_daemon.residency import ResidentSample
 from ple_daemon.run_directory import RunDirectory
 from ple_daemon.server import RpcServer
-from ple_daemon.servicer import TableServicer
+from ple_daemon.servicer import Offer, TableServicer, limits, session_quotas
+from ple_daemon.sessions import Event, Sessions
 from ple_daemon.settings import Settings
+from ple_daemon.shm_board import MAX_SEATS
+from ple_daemon.shm_metrics import ShmCollector
+from ple_daemon.shm_plane import ShmPlane
 from ple_daemon.source import open_table
 from ple_daemon.table import Table
 from ple_daemon.warm_up import warm_up
 from ple_daemon.web import WebServer, create_app
+from ple_rpc.table.v1.table_service_pb2 import Degraded, Draining
 
 _log = logging.getLogger(__name__)
 
@@ -74,13 +80,21 @@ class Daemon:
         registry.register(TableCollector(self._table, self._prefetcher))
         self._watch_drive(registry, background)
         stack.callback(self._tail.stop, _STOP_S)
+        warm_up(self._table)
+        self._plane = ShmPlane(self._table)
+        # An open Attach stream holds a thread: the other half is for calls.
+        session_limit = min(MAX_SEATS, settings.max_concurrent_calls // 2)
+        self._sessions = Sessions(self._prefetcher, self._plane.give_up, session_limit)
+        registry.register(ShmCollector(self._plane, self._sessions))
+        self._doorbell, offer = self._make_doorbell(run_dir)
         servicer = TableServicer(
-            self._table, self._prefetcher, LookupMetrics(registry), self._activity, self._instance_id
+            self._table, self._prefetcher, LookupMetrics(registry), self._activity, self._sessions, offer
         )
         self._server = RpcServer(servicer, run_dir, settings.max_concurrent_calls, remote)
-        warm_up(self._table)
         self._sample.take()
         self._prefetcher.start()
+        self._plane.start()
+        self._doorbell.start()
         self._tail.start()
         self._server.start()
         if remote is not None:
@@ -130,6 +144,14 @@ class Daemon:
             self._health.note("advice", f"advice is {advisor.name}{reason}")
         return table
 
+    def _make_doorbell(self, run_dir: RunDirectory) -> tuple[Doorbell, Offer]:
+        table, prefetcher = self._table, self._prefetcher
+        bounds = limits(table.layout, prefetcher.max_queued)
+        quotas = session_quotas(bounds, self._settings.max_prefetches_per_session)
+        terms = RegionTerms(quotas, table.layout.row_bytes, table.fingerprint, self._settings.client_gid)
+        doorbell = Doorbell(run_dir, self._plane, self._sessions, terms)
+        return doorbell, Offer(self._instance_id, bounds, quotas, str(doorbell.path.absolute()))
+
     def _watch_drive(self, registry: CollectorRegistry, background: BackgroundMetrics) -> None:
         files = sorted({segment.path for segment in self._table.layout.segments})
         self._tail = DriveTail(
@@ -146,9 +168,11 @@ class Daemon:
         errors = self._table.counters.read_errors.value
         if errors and self._health.report("read_errors", f"{errors} lookups met a read error"):
             _log.error("lookups met read errors count=%d", errors)
+            self._sessions.announce(Event(degraded=Degraded(reason=f"{errors} lookups met a read error")))
         change = self._table.watch.change
         if change is not None and self._health.report("change", change):
             _log.error("table changed, lookups are refused change=%s", change)
+            self._sessions.announce(Event(degraded=Degraded(reason=change)))
         self._report_drive()
 
     def _report_drive(self) -> None:
@@ -161,12 +185,21 @@ class Daemon:
         self._drive_is_slow = problem is not None
 
     def _drain(self) -> None:
+        # The doors close before anybody hears of it.
+        self._activity.close(0.0)
+        self._plane.refuse()
         _log.info("draining timeout_s=%g", self._settings.drain_timeout_s)
         self._health.enter(State.STOPPING)
         self._server.refuse()
+        self._sessions.announce(Event(draining=Draining(reason="the daemon is about to stop")))
+        deadline_s = time.monotonic() + self._settings.drain_timeout_s
         finished = self._activity.close(self._settings.drain_timeout_s)
+        finished &= self._plane.drain(max(0.0, deadline_s - time.monotonic()))
         stopped = self._prefetcher.stop(_STOP_S)
         self._server.stop()
+        self._doorbell.stop(_STOP_S)
+        if not self._plane.stop(_STOP_S):
+            self._table.keep_mapped()
         _log.info("stopped calls_finished=%s prefetch_stopped=%s", finished, stopped)
 
 

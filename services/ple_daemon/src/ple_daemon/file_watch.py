@@ -4,14 +4,20 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
+
 
 class FileWatch:
-    """Compares size, mtime and inode with what they were when the files were opened. A change is for good."""
+    """Compares size, mtime and inode with what they were when the files were opened. A change is for good.
+
+    `changed` is int64 [1], 1 from the first change on: what kernels look at.
+    """
 
     def __init__(self, files: dict[Path, int]) -> None:
         self._expected = {path: _identity(os.fstat(fd)) for path, fd in files.items()}
         self._lock = threading.Lock()
         self._change: str | None = None
+        self.changed = np.zeros(1, np.int64)
 
     @property
     def change(self) -> str | None:
@@ -23,6 +29,7 @@ class FileWatch:
         with self._lock:
             if self._change is None:
                 self._change = self._find()
+                self.changed[0] = self._change is not None
             return self._change
 
     def _find(self) -> str | None:

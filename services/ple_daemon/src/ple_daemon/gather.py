@@ -7,7 +7,6 @@ int64 [segments, 5], see `SegmentColumn`; `iovec` is int64 [n, 2], a struct iove
 import enum
 import mmap
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +18,29 @@ from ple_daemon.native import (
     PROCESS_MADVISE,
     SEEK_END,
     errno,
+    load,
     lseek,
     memcpy,
+    page_faults,
     posix_fadvise,
     pread,
     syscall,
+    usleep,
 )
 from ple_daemon.region import MappedSegment
 
 Int64Array = npt.NDArray[np.int64]
 
 _PAGE = mmap.PAGESIZE
+
+SLICE_ROWS = 256
+WINDOW_ROWS = 32
+# What `copy_slice` knows of the rows ahead when none of them is advised.
+WARM, UNKNOWN = -1, -2
+_PROBE_ROWS = 32
+_FIRST_PROBE_ROWS = 4
+_NAP_US = 50
+_PATIENCE_NAPS = 50
 
 
 class Advice(enum.IntEnum):
@@ -109,18 +120,20 @@ def advise(ids: Int64Array, places: Int64Array, row_bytes: int, advice: int, pid
 
 
 @njit(nogil=True, cache=True)
-def copy(ids: Int64Array, places: Int64Array, row_bytes: int, out: Any) -> bool:
-    """Copy the rows of valid `ids` from the mapping to `out`, uint8 [ids * row_bytes].
-
-    False when a file that was read is shorter than the table: its last page then reads as zeros.
-    """
-    target = out.ctypes.data
-    touched = np.zeros(places.shape[0], np.bool_)
+def copy(ids: Int64Array, places: Int64Array, row_bytes: int, target: int) -> None:
+    """Copy the rows of valid `ids` from the mapping to the address `target`."""
     for index in range(ids.size):
         segment = segment_of(places, ids[index])
-        touched[segment] = True
         source = places[segment, _ADDRESS] + (ids[index] - places[segment, _FIRST_ROW]) * row_bytes
         memcpy(target + index * row_bytes, source, row_bytes)
+
+
+@njit(nogil=True, cache=True)
+def are_files_whole(ids: Int64Array, places: Int64Array) -> bool:
+    """False when a file of one of the rows is shorter than the table: its last page reads as zeros."""
+    touched = np.zeros(places.shape[0], np.bool_)
+    for index in range(ids.size):
+        touched[segment_of(places, ids[index])] = True
     for segment in range(places.shape[0]):
         if touched[segment] and lseek(places[segment, _FD], 0, SEEK_END) < places[segment, _END]:
             return False
@@ -129,20 +142,81 @@ def copy(ids: Int64Array, places: Int64Array, row_bytes: int, out: Any) -> bool:
 
 @njit(nogil=True, cache=True)
 def advise_and_copy(
-    ids: Int64Array, places: Int64Array, row_bytes: int, advice: int, pidfd: int, out: Any
+    ids: Int64Array, places: Int64Array, row_bytes: int, advice: int, pidfd: int, target: int
 ) -> bool:
-    """A decode step's lookup in one call: advise all rows at once, then copy as they arrive. See `copy`."""
+    """A decode step's lookup in one call: advise all rows at once, then copy as they arrive.
+
+    False when a file is shorter than the table, see `are_files_whole`.
+    """
     advise(ids, places, row_bytes, advice, pidfd)
-    return copy(ids, places, row_bytes, out)
+    copy(ids, places, row_bytes, target)
+    return are_files_whole(ids, places)
 
 
 @njit(nogil=True, cache=True)
-def read(ids: Int64Array, places: Int64Array, row_bytes: int, out: Any) -> tuple[int, int]:
+def give_way(decoding: int) -> None:
+    """Sleep while a decode step reads, but for so long only: bulk has a caller too.
+
+    `decoding` is the address of `DecodeGate.active`.
+    """
+    for _ in range(_PATIENCE_NAPS):
+        if load(decoding, 0) + load(decoding, 1) == 0:
+            return
+        usleep(_NAP_US)
+
+
+@njit(nogil=True, cache=True)
+def copy_slice(  # noqa: PLR0913, PLR0917 - a kernel takes scalars
+    ids: Int64Array,
+    count: int,
+    places: Int64Array,
+    row_bytes: int,
+    advice: int,
+    pidfd: int,
+    target: int,
+    ready: int,
+    decoding: int,
+) -> tuple[int, int]:
+    """Copy the first `count` rows of `ids` to `target`; the rest of `ids` comes next and may be advised.
+
+    Rows that are mapped already cost more to advise than to copy, and whether they are is not known without
+    touching them. So rows are copied without advice as long as that meets no page faults, and in advised
+    windows, each one window ahead of its copy, as long as it does. `ready` says how many rows at the start of
+    `ids` were advised by the call before, or is WARM or UNKNOWN. Returns the next call's `ready` and how many
+    rows were advised. For `decoding` see `give_way`.
+    """
+    done, advised = 0, 0
+    while done < count:
+        minor, major = page_faults()
+        if ready < 0:
+            end = min(count, done + (_PROBE_ROWS if ready == WARM else _FIRST_PROBE_ROWS))
+        else:
+            give_way(decoding)
+            ready = max(ready, done)
+            limit = min(ids.size, max(ready, done + WINDOW_ROWS) + WINDOW_ROWS)
+            for start in range(ready, limit, WINDOW_ROWS):
+                stop = min(limit, start + WINDOW_ROWS)
+                advised += advise(ids[start:stop], places, row_bytes, advice, pidfd)
+            ready = limit
+            end = min(count, done + WINDOW_ROWS)
+        copy(ids[done:end], places, row_bytes, target + done * row_bytes)
+        minor_after, major_after = page_faults()
+        minor, major = minor_after - minor, major_after - major
+        if ready < 0:
+            is_cold = major > 0 or minor * 8 > end - done
+            ready = end if is_cold else WARM
+        elif minor + major == 0:
+            ready = WARM
+        done = end
+    return (ready - count if ready >= count else ready), advised
+
+
+@njit(nogil=True, cache=True)
+def read(ids: Int64Array, places: Int64Array, row_bytes: int, target: int) -> tuple[int, int]:
     """The same rows through pread: slower, exact about errors, never a signal.
 
     Returns (-1, 0), or the index of the first id that could not be read and its errno (0 for end of file).
     """
-    target = out.ctypes.data
     for index in range(ids.size):
         place = places[segment_of(places, ids[index])]
         offset = place[_OFFSET] + (ids[index] - place[_FIRST_ROW]) * row_bytes

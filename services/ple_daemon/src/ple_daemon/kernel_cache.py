@@ -19,6 +19,8 @@ _KERNEL_FILES = (
     "page_windows.py",
     "prefetch_marks.py",
     "residency.py",
+    "shm_board.py",
+    "shm_kernels.py",
 )
 
 

@@ -60,7 +60,7 @@ class Region:
     def _open(self, segments: Sequence[Segment], row_bytes: int) -> None:
         spans = [_page_span(s.offset_bytes, s.offset_bytes + s.rows * row_bytes) for s in segments]
         self.size_bytes = sum(length for _, length in spans)
-        self.first_address = _map(0, self.size_bytes, _PROT_NONE, _anonymous_flags(), -1, 0)
+        self.first_address = map_memory(0, self.size_bytes, _PROT_NONE, _anonymous_flags(), -1, 0)
         at = self.first_address
         for segment, (first, length) in zip(segments, spans, strict=True):
             end = segment.offset_bytes + segment.rows * row_bytes
@@ -73,7 +73,7 @@ class Region:
     def remap(self) -> None:
         """Map every segment (again): pages of zeros that the SIGBUS guard left behind are gone afterwards."""
         for mapped in self.segments:
-            _map(
+            map_memory(
                 mapped.map_address, mapped.map_bytes, mmap.PROT_READ,
                 mmap.MAP_SHARED | _MAP_FIXED, mapped.fd, mapped.map_offset_bytes,
             )  # fmt: skip
@@ -88,7 +88,7 @@ class Region:
     def close(self) -> None:
         """Unmap and close. No lookup may run."""
         if self.first_address:
-            _libc.munmap(self.first_address, self.size_bytes)
+            unmap_memory(self.first_address, self.size_bytes)
             self.first_address = 0
         for fd in self._fds.values():
             os.close(fd)
@@ -122,11 +122,17 @@ def _anonymous_flags() -> int:
     return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 
 
-def _map(address: int, length: int, protection: int, flags: int, fd: int, offset: int) -> int:
+def map_memory(address: int, length: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    """mmap(2): the address of the mapping. Raises OSError."""
     mapped = _libc.mmap(address or None, length, protection, flags, fd, offset)
     if mapped is None or mapped == _FAILED:
         raise _os_error(f"mmap of {length} bytes")
     return int(mapped)
+
+
+def unmap_memory(address: int, length: int) -> None:
+    """munmap(2)."""
+    _libc.munmap(address, length)
 
 
 def _os_error(what: str) -> OSError:

@@ -1,10 +1,12 @@
-"""One daemon per run directory: a lock first, then a socket that gets its name once it works."""
+"""One daemon per run directory: a lock first, then sockets that get their names once they work."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
 
 from ple_daemon.errors import EndpointError
+from ple_rpc.bell import BELL_NAME
 from ple_rpc.rundir import TABLE_SOCKET_NAME, check_socket_path
 
 _LOCK_NAME = "daemon.lock"
@@ -22,31 +24,35 @@ class RunDirectory:
         """Raises EndpointError when the path is too long, not ours, or locked by another daemon."""
         self.path = path
         self.socket_path = path / TABLE_SOCKET_NAME
-        self.private_socket_path = path / f".t{os.getpid()}"
         try:
-            check_socket_path(self.socket_path)
+            for name in (TABLE_SOCKET_NAME, BELL_NAME):
+                check_socket_path(path / name)
         except ValueError as error:
             raise EndpointError(str(error)) from error
-        self._published: tuple[int, int] | None = None
+        self._published: dict[str, tuple[int, int]] = {}
         self._lock_fd = self._lock()
-        for stale in path.glob(".t*"):
+        for stale in path.glob(".[bt][0-9]*"):
             stale.unlink()
 
-    def publish(self) -> None:
+    def private_path(self, name: str) -> Path:
+        """Where the socket that will be called `name` is bound."""
+        return self.path / f".{name[0]}{os.getpid()}"
+
+    def publish(self, name: str) -> None:
         """Give the bound private socket its public name, replacing one that a dead daemon left."""
-        self.private_socket_path.chmod(_SOCKET_MODE)
-        status = self.private_socket_path.stat()
-        self._published = (status.st_dev, status.st_ino)
-        self.private_socket_path.rename(self.socket_path)
+        private = self.private_path(name)
+        private.chmod(_SOCKET_MODE)
+        status = private.stat()
+        self._published[name] = (status.st_dev, status.st_ino)
+        private.rename(self.path / name)
 
     def close(self) -> None:
-        """Remove the socket if it is still ours, and give the lock back."""
-        try:
-            status = self.socket_path.stat()
-            if (status.st_dev, status.st_ino) == self._published:
-                self.socket_path.unlink()
-        except OSError:
-            pass  # somebody removed it: nothing to clean
+        """Remove the sockets that are still ours, and give the lock back."""
+        for name, identity in self._published.items():
+            with contextlib.suppress(OSError):  # somebody removed it: nothing to clean
+                status = (self.path / name).stat()
+                if (status.st_dev, status.st_ino) == identity:
+                    (self.path / name).unlink()
         os.close(self._lock_fd)
 
     def _lock(self) -> int:

@@ -11,6 +11,7 @@ from ple_daemon.errors import EndpointError
 from ple_daemon.remote_endpoint import RemoteEndpoint
 from ple_daemon.run_directory import RunDirectory
 from ple_daemon.servicer import MAX_MESSAGE_BYTES, TableServicer
+from ple_rpc.rundir import TABLE_SOCKET_NAME
 from ple_rpc.table.v1 import table_service_pb2, table_service_pb2_grpc
 
 _SERVICE = table_service_pb2.DESCRIPTOR.services_by_name["TableService"].full_name
@@ -18,6 +19,9 @@ _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    # Ends the lease of a client whose host or network is gone: it closes no connection.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 )
 _FLUSH_S = 0.5
 
@@ -49,14 +53,14 @@ class RpcServer:
 
     def start(self) -> None:
         """Bind, serve, and only then appear under the public name. Raises EndpointError."""
-        private = self._run_dir.private_socket_path
+        private = self._run_dir.private_path(TABLE_SOCKET_NAME)
         self._bind(f"unix:{private.absolute()}", str(private), None)
         if self._remote is not None:
             what = f"--listen tcp://{self._remote.address}"
             self.remote_port = self._bind(self._remote.address, what, self._remote.credentials)
         self._server.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        self._run_dir.publish()
+        self._run_dir.publish(TABLE_SOCKET_NAME)
 
     def refuse(self) -> None:
         """Tell health watchers that this daemon no longer serves."""

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -14,11 +15,12 @@ from ple_daemon.gather import Int64Array
 from ple_daemon.memory import major_faults
 from ple_daemon.metrics import LookupMetrics
 from ple_daemon.prefetch import Prefetcher
+from ple_daemon.sessions import Sessions
+from ple_daemon.shm_board import MAX_SLOTS
 from ple_daemon.table import DECODE_MAX_ROWS, Table
 from ple_daemon.table_format import RowType, TableLayout
 from ple_rpc.errors import (
     BadRequest,
-    NotOffered,
     QuotaExceeded,
     TableChanged,
     TableError,
@@ -35,11 +37,24 @@ STREAM_CHUNK_BYTES = 2 * 1024 * 1024
 _ENVELOPE_BYTES = 4096
 _MAX_TOKENS_PER_PREFETCH = 1 << 18
 _MAX_ROWS_PER_STREAM_LOOKUP = 1 << 18
+# A slot holds a prefill chunk with drafts: 8,192 tokens with 16 rows each, twice.
+_MAX_ROWS_PER_SLOT = 1 << 18
+_MAX_REGION_BYTES = 1 << 30
 _ROW_TYPES = {
     RowType.BF16: table_pb2.ROW_TYPE_BF16,
     RowType.FP8_E4M3: table_pb2.ROW_TYPE_FP8_E4M3,
     RowType.F32: table_pb2.ROW_TYPE_F32,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What Describe and Attach say of this process. `quotas` are the limits of one session."""
+
+    instance_id: bytes
+    limits: table_pb2.Limits
+    quotas: table_pb2.Limits
+    doorbell_path: str
 
 
 class TableServicer(table_service_pb2_grpc.TableServiceServicer):
@@ -51,15 +66,17 @@ class TableServicer(table_service_pb2_grpc.TableServiceServicer):
         prefetcher: Prefetcher,
         metrics: LookupMetrics,
         activity: Activity,
-        instance_id: bytes,
+        sessions: Sessions,
+        offer: Offer,
     ) -> None:
         self._table = table
         self._prefetcher = prefetcher
         self._metrics = metrics
         self._activity = activity
-        self._instance_id = instance_id
+        self._sessions = sessions
+        self._offer = offer
         self._started_s = time.monotonic()
-        self._limits = limits(table.layout, prefetcher.max_queued)
+        self._limits = offer.limits
 
     def Describe(  # noqa: N802
         self,
@@ -71,24 +88,32 @@ class TableServicer(table_service_pb2_grpc.TableServiceServicer):
                 protocol_version=PROTOCOL_VERSION,
                 fingerprint=self._table.fingerprint,
                 table=description(self._table.layout),
-                instance_id=self._instance_id,
+                instance_id=self._offer.instance_id,
                 limits=self._limits,
+                doorbell_path=self._offer.doorbell_path,
             )
 
     def Attach(  # noqa: N802
-        self,
-        request: table_service_pb2.AttachRequest,  # noqa: ARG002 - the method's signature is gRPC's
-        context: grpc.ServicerContext,
+        self, request: table_service_pb2.AttachRequest, context: grpc.ServicerContext
     ) -> Iterator[table_service_pb2.AttachResponse]:
-        with self._call(context):
-            raise NotOffered("this daemon offers no sessions yet: call without a session token")
-        yield  # makes this a generator, which a streaming call must be
+        with self._call(context):  # opening is work, an open stream is none
+            self._check_fingerprint(request.expected_fingerprint)
+            session = self._sessions.open(request.client_name)
+        try:
+            if context.add_callback(session.end):  # else the client is gone already
+                opened = table_service_pb2.SessionOpened(
+                    session_token=session.token, quotas=self._offer.quotas
+                )
+                yield table_service_pb2.AttachResponse(opened=opened)
+                yield from session.events()
+        finally:
+            self._sessions.close(session)
 
     def Prefetch(  # noqa: N802
         self, request: table_service_pb2.PrefetchRequest, context: grpc.ServicerContext
     ) -> table_service_pb2.PrefetchResponse:
         with self._call(context):
-            _check_session(request.session_token)
+            self._check_session(request.session_token)
             self._table.refuse_if_changed()
             tokens, before = self._span(request.span)
             if len(tokens) > self._limits.max_tokens_per_prefetch:
@@ -103,7 +128,7 @@ class TableServicer(table_service_pb2_grpc.TableServiceServicer):
         self, request: table_service_pb2.CancelPrefetchRequest, context: grpc.ServicerContext
     ) -> table_service_pb2.CancelPrefetchResponse:
         with self._call(context):
-            _check_session(request.session_token)
+            self._check_session(request.session_token)
             key = request.session_token, request.request_id
             return table_service_pb2.CancelPrefetchResponse(
                 cancelled=self._prefetcher.cancel(key, request.epoch)
@@ -185,11 +210,7 @@ class TableServicer(table_service_pb2_grpc.TableServiceServicer):
             self._metrics.lookups.labels(kind, outcome).inc()
 
     def _row_ids(self, request: table_service_pb2.LookupRequest, max_rows: int) -> Int64Array:
-        if request.expected_fingerprint and request.expected_fingerprint != self._table.fingerprint:
-            raise TableChanged(
-                f"the table's fingerprint is {self._table.fingerprint.hex()[:16]}, "
-                f"the caller expects {request.expected_fingerprint.hex()[:16]}"
-            )
+        self._check_fingerprint(request.expected_fingerprint)
         query = request.WhichOneof("query")
         if query is None:
             raise BadRequest("a lookup needs row ids or tokens")
@@ -200,6 +221,17 @@ class TableServicer(table_service_pb2_grpc.TableServiceServicer):
         tokens, before = self._span(request.span)
         _check_rows(len(tokens) * self._table.layout.constants.heads, max_rows)
         return self._table.hash.row_ids(tokens, before).reshape(-1)
+
+    def _check_fingerprint(self, expected: bytes) -> None:
+        if expected and expected != self._table.fingerprint:
+            raise TableChanged(
+                f"the table's fingerprint is {self._table.fingerprint.hex()[:16]}, "
+                f"the caller expects {expected.hex()[:16]}"
+            )
+
+    def _check_session(self, token: bytes) -> None:
+        if token:
+            self._sessions.require(token)
 
     def _span(self, span: table_pb2.TokenSpan) -> tuple[Any, Any]:
         tokens = _integers(span.tokens_le32, np.dtype("<i4"), "tokens_le32")
@@ -220,7 +252,18 @@ def limits(layout: TableLayout, max_queued_prefetches: int) -> table_pb2.Limits:
         stream_chunk_bytes=STREAM_CHUNK_BYTES,
         max_tokens_per_prefetch=_MAX_TOKENS_PER_PREFETCH,
         max_queued_prefetches=max_queued_prefetches,
+        max_slots=MAX_SLOTS,
+        max_rows_per_slot=_MAX_ROWS_PER_SLOT,
+        max_region_bytes=_MAX_REGION_BYTES,
     )
+
+
+def session_quotas(limits: table_pb2.Limits, max_queued_prefetches: int) -> table_pb2.Limits:
+    """The limits of one session, where they are narrower than the daemon's."""
+    quotas = table_pb2.Limits()
+    quotas.CopyFrom(limits)
+    quotas.max_queued_prefetches = max_queued_prefetches
+    return quotas
 
 
 def description(layout: TableLayout) -> table_pb2.TableDescription:
@@ -254,11 +297,6 @@ def _integers(raw: bytes, dtype: np.dtype[Any], field: str) -> Any:
 def _check_rows(rows: int, max_rows: int) -> None:
     if rows > max_rows:
         raise QuotaExceeded(f"{rows} rows in one lookup, at most {max_rows}")
-
-
-def _check_session(token: bytes) -> None:
-    if token:
-        raise TableChanged("unknown session: this daemon gave out no such token")
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:

@@ -46,6 +46,8 @@ class Settings(BaseSettings):
     """How often the table's files are compared with what was opened."""
     max_concurrent_calls: Annotated[int, Field(ge=4, le=1024)] = 64
     """Calls at once, open streams included; one more is refused with RESOURCE_EXHAUSTED."""
+    client_gid: Annotated[int, Field(ge=0)] | None = None
+    """Group whose members may share memory, beside root and the daemon's own user."""
     max_queued_prefetches: Annotated[int, Field(ge=1, le=4096)] = 64
     max_prefetches_per_session: Annotated[int, Field(ge=1, le=4096)] = 32
     """Prompts of one session that may wait."""

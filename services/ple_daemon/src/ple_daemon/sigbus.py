@@ -14,6 +14,7 @@ import threading
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
+import numpy.typing as npt
 
 _MAX_RANGES = 64
 _SA_SIGINFO = 4
@@ -93,6 +94,11 @@ class SigbusGuard:
     def faults(self) -> int:
         """Faults caught so far. It never goes back."""
         return int(self._state[0])
+
+    @property
+    def state(self) -> npt.NDArray[np.int64]:
+        """What the handler writes: the first word is the number of faults. For kernels to read."""
+        return self._state
 
     def protect(self, first: int, end: int) -> None:
         """Catch faults at addresses in [first, end). Raises RuntimeError beyond 64 ranges at once."""

@@ -14,7 +14,7 @@ from ple_daemon.decode_gate import DecodeGate
 from ple_daemon.errors import TableRefusedError
 from ple_daemon.file_watch import FileWatch
 from ple_daemon.fingerprint import fingerprint
-from ple_daemon.gather import Advice, Int64Array
+from ple_daemon.gather import SLICE_ROWS, WINDOW_ROWS, Advice, Int64Array
 from ple_daemon.ngram_hash import NgramHash
 from ple_daemon.prefetch_marks import PrefetchMarks
 from ple_daemon.region import PAGE_BYTES, Region
@@ -25,9 +25,6 @@ from ple_rpc.errors import BadRow, RowsLost, TableChanged, TableError
 Rows = npt.NDArray[np.uint8]
 
 DECODE_MAX_ROWS = 64
-_SLICE_ROWS = 256
-# A bulk lookup gives way to decode steps, but for so long only: it has a caller too.
-_BULK_PATIENCE_S = 0.02
 
 
 class Table:
@@ -39,6 +36,7 @@ class Table:
         Raises TableRefusedError.
         """
         self.layout = layout
+        self._is_kept = False
         self.hash = NgramHash(layout.constants)
         self.gate = DecodeGate()
         self.counters = TableCounters()
@@ -48,7 +46,8 @@ class Table:
         self.marks = PrefetchMarks(self.first_address, self.size_bytes)
         self._guard.protect(self.first_address, self.first_address + self.size_bytes)
         self._repair_lock = threading.Lock()
-        self._repaired = self._guard.faults
+        # The guard's count when the mapping was last made anew: while it is higher, zeros may be mapped.
+        self.repaired = np.full(1, self._guard.faults, np.int64)
         self.watch = FileWatch(self._region.files)
         try:
             self.advisor = Advisor(self._region, advice)
@@ -106,10 +105,28 @@ class Table:
         if self.watch.change is not None:
             raise TableChanged(f"{self.watch.change}: restart the daemon on the table that is meant")
 
+    @property
+    def faults(self) -> Int64Array:
+        """The guard's count, for kernels; see `repaired`."""
+        return self._guard.state[:1]
+
+    def repair(self) -> None:
+        """Bring the file's pages back where the guard has put zeros."""
+        with self._repair_lock:
+            faults = self._guard.faults
+            if faults != self.repaired[0]:
+                self._region.remap()
+                self.repaired[0] = faults
+
+    def keep_mapped(self) -> None:
+        """Let `close` do nothing: a native thread still reads, and would die of a mapping that goes."""
+        self._is_kept = True
+
     def close(self) -> None:
         """Unmap and close the files. No lookup may run."""
-        self.advisor.close()
-        self._unmap()
+        if not self._is_kept:
+            self.advisor.close()
+            self._unmap()
 
     def __enter__(self) -> Self:
         return self
@@ -123,47 +140,39 @@ class Table:
 
     def _lookup_decode(self, ids: Int64Array, out: Rows) -> None:
         advisor, faults = self.advisor, self._guard.faults
-        whole = faults == self._repaired and gather.advise_and_copy(
-            ids, self.places, self.layout.row_bytes, advisor.code, advisor.pidfd, out
+        whole = faults == self.repaired[0] and gather.advise_and_copy(
+            ids, self.places, self.layout.row_bytes, advisor.code, advisor.pidfd, out.ctypes.data
         )
         self.counters.rows_advised.add(ids.size if advisor.code else 0)
         self._confirm(ids, out, whole, faults)
 
     def _lookup_bulk(self, ids: Int64Array, out: Rows) -> None:
-        """Slices, each advised one slice ahead of its copy, with decode steps let in between."""
-        row_bytes = self.layout.row_bytes
+        """Slices, in which decode steps are let in between."""
+        advisor, row_bytes, ready = self.advisor, self.layout.row_bytes, gather.UNKNOWN
+        target, decoding = out.ctypes.data, self.gate.active.ctypes.data
         self.marks.check(ids, self.places, row_bytes)
-        self._advise(ids[:_SLICE_ROWS])
-        for start in range(0, ids.size, _SLICE_ROWS):
-            self._advise(ids[start + _SLICE_ROWS : start + 2 * _SLICE_ROWS])
-            self.gate.wait_clear(_BULK_PATIENCE_S)
-            piece = ids[start : start + _SLICE_ROWS]
-            target = out[start * row_bytes : (start + piece.size) * row_bytes]
+        for start in range(0, ids.size, SLICE_ROWS):
+            piece = ids[start : start + SLICE_ROWS]
             faults = self._guard.faults
-            whole = faults == self._repaired and gather.copy(piece, self.places, row_bytes, target)
-            self._confirm(piece, target, whole, faults)
-
-    def _advise(self, ids: Int64Array) -> None:
-        if ids.size:
-            self.counters.rows_advised.add(self.advisor.advise(ids, self.places, self.layout.row_bytes))
+            whole = faults == self.repaired[0]
+            if whole:
+                ready, advised = gather.copy_slice(
+                    ids[start : start + SLICE_ROWS + WINDOW_ROWS], piece.size, self.places, row_bytes,
+                    advisor.code, advisor.pidfd, target + start * row_bytes, ready, decoding,
+                )  # fmt: skip
+                self.counters.rows_advised.add(advised)
+                whole = gather.are_files_whole(piece, self.places)
+            self._confirm(piece, out[start * row_bytes : (start + piece.size) * row_bytes], whole, faults)
 
     def _confirm(self, ids: Int64Array, out: Rows, whole: bool, faults_before: int) -> None:
         """Read again, exactly, what was copied in doubt: a short file, or a fault anywhere meanwhile."""
         if whole and self._guard.faults == faults_before:
             return
-        index, number = gather.read(ids, self.places, self.layout.row_bytes, out)
-        self._repair()
+        index, number = gather.read(ids, self.places, self.layout.row_bytes, out.ctypes.data)
+        self.repair()
         if index >= 0:
             self.counters.read_errors.add(1)
             self.watch.check()
             path = self.layout.segments[gather.segment_of(self.places, ids[index])].path
             reason = os.strerror(number) if number else "the file ends before it"
             raise RowsLost(f"{path}: row {ids[index]} cannot be read: {reason}")
-
-    def _repair(self) -> None:
-        """Bring the file's pages back where the guard has put zeros."""
-        with self._repair_lock:
-            faults = self._guard.faults
-            if faults != self._repaired:
-                self._region.remap()
-                self._repaired = faults

@@ -13,7 +13,7 @@ def warm_up(table: Table) -> None:
     row_bytes, places, advisor = table.layout.row_bytes, table.places, table.advisor
     table.lookup_tokens([0])
     ids = np.zeros(1, np.int64)
-    gather.read(ids, places, row_bytes, np.empty(row_bytes, np.uint8))
+    gather.read(ids, places, row_bytes, np.empty(row_bytes, np.uint8).ctypes.data)
     seen = np.zeros(table.page_bitmap_bytes, np.uint8)
     windows = collect_windows(ids, places, row_bytes, table.first_address, seen)
     read_windows(windows, places, advisor.code, advisor.pidfd)

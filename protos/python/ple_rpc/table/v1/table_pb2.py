@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cple_rpc/table/v1/table.proto\x12\x10ple_rpc.table.v1\"\xe1\x01\n\x10TableDescription\x12+\n\x08row_type\x18\x01 \x01(\x0e\x32\x19.ple_rpc.table.v1.RowType\x12\x14\n\x0crow_elements\x18\x02 \x01(\r\x12\x11\n\trow_bytes\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x11\n\tused_rows\x18\x05 \x01(\x04\x12\x12\n\nscale_bits\x18\x06 \x01(\x07\x12\x13\n\x0bscale_bytes\x18\x07 \x01(\r\x12-\n\x04hash\x18\x08 \x01(\x0b\x32\x1f.ple_rpc.table.v1.HashConstants\"\x91\x01\n\rHashConstants\x12\x12\n\nngram_size\x18\x01 \x01(\r\x12\x17\n\x0fheads_per_ngram\x18\x02 \x01(\r\x12\x14\n\x0c\x65os_token_id\x18\x03 \x01(\x03\x12\x13\n\x0bmultipliers\x18\x04 \x03(\x03\x12\x12\n\nhead_sizes\x18\x05 \x03(\x03\x12\x14\n\x0chead_offsets\x18\x06 \x03(\x03\"\xab\x01\n\x06Limits\x12!\n\x19max_rows_per_unary_lookup\x18\x01 \x01(\r\x12\"\n\x1amax_rows_per_stream_lookup\x18\x02 \x01(\r\x12\x1a\n\x12stream_chunk_bytes\x18\x03 \x01(\r\x12\x1f\n\x17max_tokens_per_prefetch\x18\x04 \x01(\r\x12\x1d\n\x15max_queued_prefetches\x18\x05 \x01(\r\"6\n\tTokenSpan\x12\x13\n\x0btokens_le32\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63ontext_le32\x18\x02 \x01(\x0c*_\n\x07RowType\x12\x18\n\x14ROW_TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rROW_TYPE_BF16\x10\x01\x12\x15\n\x11ROW_TYPE_FP8_E4M3\x10\x02\x12\x10\n\x0cROW_TYPE_F32\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cple_rpc/table/v1/table.proto\x12\x10ple_rpc.table.v1\"\xe1\x01\n\x10TableDescription\x12+\n\x08row_type\x18\x01 \x01(\x0e\x32\x19.ple_rpc.table.v1.RowType\x12\x14\n\x0crow_elements\x18\x02 \x01(\r\x12\x11\n\trow_bytes\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x11\n\tused_rows\x18\x05 \x01(\x04\x12\x12\n\nscale_bits\x18\x06 \x01(\x07\x12\x13\n\x0bscale_bytes\x18\x07 \x01(\r\x12-\n\x04hash\x18\x08 \x01(\x0b\x32\x1f.ple_rpc.table.v1.HashConstants\"\x91\x01\n\rHashConstants\x12\x12\n\nngram_size\x18\x01 \x01(\r\x12\x17\n\x0fheads_per_ngram\x18\x02 \x01(\r\x12\x14\n\x0c\x65os_token_id\x18\x03 \x01(\x03\x12\x13\n\x0bmultipliers\x18\x04 \x03(\x03\x12\x12\n\nhead_sizes\x18\x05 \x03(\x03\x12\x14\n\x0chead_offsets\x18\x06 \x03(\x03\"\xf3\x01\n\x06Limits\x12!\n\x19max_rows_per_unary_lookup\x18\x01 \x01(\r\x12\"\n\x1amax_rows_per_stream_lookup\x18\x02 \x01(\r\x12\x1a\n\x12stream_chunk_bytes\x18\x03 \x01(\r\x12\x1f\n\x17max_tokens_per_prefetch\x18\x04 \x01(\r\x12\x1d\n\x15max_queued_prefetches\x18\x05 \x01(\r\x12\x11\n\tmax_slots\x18\x06 \x01(\r\x12\x19\n\x11max_rows_per_slot\x18\x07 \x01(\r\x12\x18\n\x10max_region_bytes\x18\x08 \x01(\x04\"6\n\tTokenSpan\x12\x13\n\x0btokens_le32\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63ontext_le32\x18\x02 \x01(\x0c*_\n\x07RowType\x12\x18\n\x14ROW_TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rROW_TYPE_BF16\x10\x01\x12\x15\n\x11ROW_TYPE_FP8_E4M3\x10\x02\x12\x10\n\x0cROW_TYPE_F32\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ple_rpc.table.v1.table_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROWTYPE']._serialized_start=656
-  _globals['_ROWTYPE']._serialized_end=751
+  _globals['_ROWTYPE']._serialized_start=728
+  _globals['_ROWTYPE']._serialized_end=823
   _globals['_TABLEDESCRIPTION']._serialized_start=51
   _globals['_TABLEDESCRIPTION']._serialized_end=276
   _globals['_HASHCONSTANTS']._serialized_start=279
   _globals['_HASHCONSTANTS']._serialized_end=424
   _globals['_LIMITS']._serialized_start=427
-  _globals['_LIMITS']._serialized_end=598
-  _globals['_TOKENSPAN']._serialized_start=600
-  _globals['_TOKENSPAN']._serialized_end=654
+  _globals['_LIMITS']._serialized_end=670
+  _globals['_TOKENSPAN']._serialized_start=672
+  _globals['_TOKENSPAN']._serialized_end=726
 # @@protoc_insertion_point(module_scope)

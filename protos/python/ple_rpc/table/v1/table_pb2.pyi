@@ -54,18 +54,24 @@ class HashConstants(_message.Message):
     def __init__(self, ngram_size: _Optional[int] = ..., heads_per_ngram: _Optional[int] = ..., eos_token_id: _Optional[int] = ..., multipliers: _Optional[_Iterable[int]] = ..., head_sizes: _Optional[_Iterable[int]] = ..., head_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_rows_per_unary_lookup", "max_rows_per_stream_lookup", "stream_chunk_bytes", "max_tokens_per_prefetch", "max_queued_prefetches")
+    __slots__ = ("max_rows_per_unary_lookup", "max_rows_per_stream_lookup", "stream_chunk_bytes", "max_tokens_per_prefetch", "max_queued_prefetches", "max_slots", "max_rows_per_slot", "max_region_bytes")
     MAX_ROWS_PER_UNARY_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_PER_STREAM_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     STREAM_CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_PER_PREFETCH_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUED_PREFETCHES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_PER_SLOT_FIELD_NUMBER: _ClassVar[int]
+    MAX_REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_rows_per_unary_lookup: int
     max_rows_per_stream_lookup: int
     stream_chunk_bytes: int
     max_tokens_per_prefetch: int
     max_queued_prefetches: int
-    def __init__(self, max_rows_per_unary_lookup: _Optional[int] = ..., max_rows_per_stream_lookup: _Optional[int] = ..., stream_chunk_bytes: _Optional[int] = ..., max_tokens_per_prefetch: _Optional[int] = ..., max_queued_prefetches: _Optional[int] = ...) -> None: ...
+    max_slots: int
+    max_rows_per_slot: int
+    max_region_bytes: int
+    def __init__(self, max_rows_per_unary_lookup: _Optional[int] = ..., max_rows_per_stream_lookup: _Optional[int] = ..., stream_chunk_bytes: _Optional[int] = ..., max_tokens_per_prefetch: _Optional[int] = ..., max_queued_prefetches: _Optional[int] = ..., max_slots: _Optional[int] = ..., max_rows_per_slot: _Optional[int] = ..., max_region_bytes: _Optional[int] = ...) -> None: ...
 
 class TokenSpan(_message.Message):
     __slots__ = ("tokens_le32", "context_le32")
