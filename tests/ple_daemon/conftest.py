@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from numba.extending import overload
 
 # Test modules share ple_checkpoint.py, and importlib mode adds no folder to the path.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -192,25 +193,23 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-@pytest.fixture(scope="session")
-def compiled_kernels(shared_checkpoint: Path) -> None:
-    """numba resolves np.empty when it compiles: it must have done so before np.empty is replaced."""
-    from ple_daemon.source import open_table
-    from ple_daemon.warm_up import warm_up
+_empty = np.empty
 
-    with open_table(shared_checkpoint) as table:
-        warm_up(table)
+
+def _poisoned(*arguments: object, **options: object) -> np.ndarray:
+    made = _empty(*arguments, **options)
+    if made.dtype != object:  # matplotlib's, which have no bytes to be seen
+        made.view(np.uint8).reshape(-1)[:] = 0xA5
+    return made
+
+
+@overload(_poisoned)
+def _poisoned_in_kernels(shape: object, dtype: object = float) -> object:
+    """numba looks np.empty up when it compiles, which may be while it is replaced: kernels get their own."""
+    return lambda shape, dtype=float: _empty(shape, dtype)
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory(compiled_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """np.empty is filled with a pattern, so that bytes that nobody wrote are noticed."""
-    empty = np.empty
-
-    def poisoned(*arguments: object, **options: object) -> np.ndarray:
-        made = empty(*arguments, **options)
-        if made.dtype != object:  # matplotlib's, which have no bytes to be seen
-            made.view(np.uint8).reshape(-1)[:] = 0xA5
-        return made
-
-    monkeypatch.setattr(np, "empty", poisoned)
+    monkeypatch.setattr(np, "empty", _poisoned)

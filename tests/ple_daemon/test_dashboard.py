@@ -10,7 +10,10 @@ from conftest import Daemon
 FOLDER = Path(__file__).parents[2] / "deploy" / "observability"
 # Shown nowhere: rows_advised follows rows; the infos are text; _created are times of start.
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-NOT_SHOWN = {"ple_daemon_rows_advised_total", "ple_daemon_info", "ple_daemon_drive_info"}
+NOT_SHOWN = {
+    "ple_daemon_rows_advised_total", "ple_daemon_info", "ple_daemon_drive_info",
+    "ple_daemon_sessions", "ple_daemon_shm_regions", "ple_daemon_shm_region_bytes",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +26,12 @@ def series(text: str) -> set[str]:
 
 
 def test_every_metric_on_the_dashboard_exists(daemon: Daemon, dashboard: dict) -> None:
-    from ple_rpc.client import TableClient
+    from ple_rpc.client import ClientOptions, TableClient
 
-    with TableClient(f"unix:{daemon.socket}") as client:  # series with labels exist after their first use
-        client.lookup([1])
-        client.lookup(range(100))
+    for slots in (0, 4):  # series with labels exist after their first use
+        with TableClient(f"unix:{daemon.socket}", ClientOptions(slots=slots)) as client:
+            client.lookup([1])
+            client.lookup(range(100))
     exist = series(daemon.get("/metrics")[1])
     shown = {
         name
