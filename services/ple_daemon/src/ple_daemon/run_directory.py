@@ -39,14 +39,18 @@ class RunDirectory:
         self._published = (status.st_dev, status.st_ino)
         self.private_socket_path.rename(self.socket_path)
 
-    def close(self) -> None:
-        """Remove the socket if it is still ours, and give the lock back."""
+    def is_published(self) -> bool:
+        """Whether clients that look for the socket find ours."""
         try:
             status = self.socket_path.stat()
-            if (status.st_dev, status.st_ino) == self._published:
-                self.socket_path.unlink()
         except OSError:
-            pass  # somebody removed it: nothing to clean
+            return False
+        return (status.st_dev, status.st_ino) == self._published
+
+    def close(self) -> None:
+        """Remove the socket if it is still ours, and give the lock back."""
+        if self.is_published():
+            self.socket_path.unlink(missing_ok=True)
         os.close(self._lock_fd)
 
     def _lock(self) -> int:
