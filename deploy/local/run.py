@@ -12,14 +12,15 @@ import argparse
 import fcntl
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO
 
 from console import Console
-from supervisor_process import Supervisor
+from supervisor_process import Supervisor, check_paths
 from watch import ServiceFailed, Watch
 
-from ple_rpc.rundir import TABLE_SOCKET_NAME, check_socket_path, run_directory
+from ple_rpc.rundir import TABLE_SOCKET_NAME, run_directory
 from services import ADDRESSES, Service
 
 # Ctrl-C should not take half a minute; running answers get this long, unless the environment says otherwise.
@@ -61,12 +62,19 @@ def main() -> int:
 
 
 def prepare_folders(run_dir: Path, log_dir: Path) -> None:
-    check_socket_path(run_dir / TABLE_SOCKET_NAME)
+    check_paths(run_dir, log_dir)
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if run_dir.stat().st_uid != os.getuid():
         raise RunError(f"{run_dir} belongs to another user: choose another with --run-dir")
     run_dir.chmod(0o700)
-    log_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=log_dir):
+            pass
+    except OSError as error:
+        raise RunError(
+            f"log folder {log_dir}: {error.strerror}: choose one that you can write to with --log-dir"
+        ) from error
 
 
 def take_lock(run_dir: Path) -> IO[str]:
@@ -95,6 +103,8 @@ def supervise(arguments: argparse.Namespace, run_dir: Path, console: Console) ->
     }
     for service in services.values():
         service.check_address()
+    if len({service.address for service in services.values()}) < len(services):
+        raise RunError(f"two services have the same address: {[s.address for s in services.values()]}")
     environment = {name: str(seconds) for name, seconds in DRAIN_S.items()} | os.environ
     environment |= {
         "PLE_DAEMON_TABLE": str((arguments.table or model).resolve()),

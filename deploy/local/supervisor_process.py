@@ -1,6 +1,7 @@
 """supervisord as a child process: started, asked, and stopped with all that it started."""
 
 import contextlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,20 @@ from typing import Any, Self
 import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
+from ple_rpc.rundir import check_socket_path
+
 STOP_TIMEOUT_S = 150.0
+SOCKET_NAME = "supervisor.sock"
+_LARGEST_PID = 4194304
+
+
+def check_paths(run_dir: Path, log_dir: Path) -> None:
+    """Raise ValueError for folders that supervisord could not use, which it would not tell anybody."""
+    # It binds a name with its process id first.
+    check_socket_path(run_dir / f"{SOCKET_NAME}.{_LARGEST_PID}")
+    for path in (run_dir, log_dir.resolve(), Path(sys.executable)):
+        if "%" in str(path):
+            raise ValueError(f"{path}: supervisord cannot use a path with a % in it: choose another")
 
 
 class Supervisor:
@@ -26,13 +40,14 @@ class Supervisor:
     def __init__(self, config: Path, run_dir: Path, log_dir: Path, environment: Mapping[str, str]) -> None:
         self._config = config
         self._log_dir = log_dir
-        self._socket = run_dir / "supervisor.sock"
+        self._socket = run_dir / SOCKET_NAME
         self._environment = {
             **environment,
             "TRIPLEX_RUN_DIR": str(run_dir),
             "TRIPLEX_LOG_DIR": str(log_dir.resolve()),
-            "TRIPLEX_PYTHON": sys.executable,
-            "TRIPLEX_LEASH": " ".join(_leash()),
+            # supervisord splits commands as a shell would.
+            "TRIPLEX_PYTHON": shlex.quote(sys.executable),
+            "TRIPLEX_LEASH": shlex.join(_leash()),
         }
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -74,10 +74,12 @@ class Stack:
         gateway, inference, daemon = free_addresses(3)
         self.gateway, self.inference, self.daemon = (f"http://{a}" for a in (gateway, inference, daemon))
         self.run_dir = folder / "run"
-        # A user's folders may lie deep: only sockets need short paths.
-        self.log_dir = folder.joinpath(*["a-folder-with-a-rather-long-name"] * 8)
+        # A user's folders may lie deep and have any name: only sockets need short paths.
+        self.log_dir = folder.joinpath(*["a folder; with a 'rather' long name"] * 7)
+        venv = folder / "it's my venv"
+        venv.symlink_to(sys.prefix)
         self.command = [
-            *(sys.executable, str(CHECKOUT / "deploy/local/run.py"), "--model", str(model)),
+            *(str(venv / "bin/python"), str(CHECKOUT / "deploy/local/run.py"), "--model", str(model)),
             *("--gateway-address", gateway, "--inference-address", inference),
             *("--daemon-address", daemon, "--run-dir", str(self.run_dir), "--log-dir", str(self.log_dir)),
         ]

@@ -164,6 +164,35 @@ def test_a_second_run_of_the_same_checkout_is_refused(stack):
     assert len(second.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--run-dir", "/tmp/" + "r" * 85, "a Unix socket takes 107"),
+        ("--run-dir", "/tmp/100%s", "a path with a % in it"),
+        ("--log-dir", "/proc/nowhere", "choose one that you can write to with --log-dir"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(stack, tmp_path: Path, option: str, value: str, reason: str):
+    command = [*stack.command]
+    command[command.index("--run-dir") + 1] = str(tmp_path / "run")
+    command[command.index("--log-dir") + 1] = str(tmp_path / "log")
+    command[command.index(option) + 1] = value
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("triplex: ")
+    assert reason in line
+
+
+def test_two_services_need_two_addresses(stack, tmp_path: Path):
+    command = [*stack.command, "--run-dir", str(tmp_path / "run"), "--log-dir", str(tmp_path / "log")]
+    for service in ("gateway", "inference", "daemon"):
+        command += [f"--{service}-address", "127.0.0.1:0"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    assert "two services have the same address" in refused.stderr
+
+
 def test_a_taken_port_is_one_line(stack, checkpoint, tmp_path: Path):
     command = [*stack.command]
     command[command.index("--run-dir") + 1] = str(tmp_path / "run")

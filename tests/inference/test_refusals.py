@@ -70,6 +70,19 @@ def test_broken_config(copy: Path) -> None:
     assert "config.json is not JSON" in refuse("serve", "--model", str(copy))
 
 
+@pytest.mark.parametrize("layers", [5, [[1]], ["a"], "2"])
+def test_strange_ple_layers(copy: Path, layers: object) -> None:
+    change_config(copy, lambda config: config["text_config"].update(ple_layer_ids=layers))
+    assert "ple_layer_ids is no list of numbers" in refuse("serve", "--model", str(copy))
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": "x"}, {"num_hidden_layers": 3}, {"layer_types": 5}])
+def test_a_config_that_transformers_refuses(copy: Path, changes: dict[str, object]) -> None:
+    change_config(copy, lambda config: config["text_config"].update(changes))
+    line = refuse("serve", "--model", str(copy), "--http-address", "127.0.0.1:0")
+    assert f"cannot load {copy}: " in line
+
+
 def test_port_taken(tiny_checkpoint: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -157,6 +157,13 @@ def test_missing_scale_is_refused(tmp_path: Path) -> None:
         ({"ngram_vocab_size_base": 300}, "short shard"),
         ({"eos_token_id": None}, "bad PLE config: KeyError: 'eos_token_id'"),
         ({"vocab_size": "many"}, "bad PLE config: ValueError"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"ple_layer_ids": 2}, "ple_layer_ids is no list of numbers"),
+        ({"ple_layer_ids": [[2]]}, "ple_layer_ids is no list of numbers"),
+        ({"ple_layer_ids": [2, "a"]}, "ple_layer_ids is no list of numbers"),
+        ({"ngram_size": 0}, "ngram_size is 0, not from 2 to 8"),
+        ({"heads_per_ngram": 10**7}, "heads_per_ngram is 10000000"),
+        ({"ngram_vocab_size_base": 10**18}, "ngram_vocab_size_base is 1000000000000000000"),
     ],
 )
 def test_bad_configs_are_refused(changes: dict[str, object], reason: str, tmp_path: Path) -> None:

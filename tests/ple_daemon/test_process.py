@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -38,6 +39,24 @@ def test_socket_and_folder_are_private(start: Start, shared_checkpoint: Path, ru
     assert stat.S_IMODE((run_dir / "table.sock").stat().st_mode) == 0o660
     assert stat.S_IMODE((run_dir / "bell.sock").stat().st_mode) == 0o660
     assert names(run_dir) == ["bell.sock", "daemon.lock", "table.sock"]
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "with its folder"])
+def test_a_daemon_whose_socket_is_gone_ends(
+    start: Start, shared_checkpoint: Path, run_dir: Path, how: str
+) -> None:
+    daemon = start(shared_checkpoint).wait_ready()
+    if how == "with its folder":
+        shutil.rmtree(run_dir)
+    else:
+        (run_dir / "table.sock").unlink()
+    if how == "replaced":
+        (run_dir / "table.sock").touch()
+    assert daemon.wait() == 1
+    assert "somebody removed or replaced the socket" in daemon.log.splitlines()[-1]
+    assert "Traceback" not in daemon.log
+    if how == "replaced":
+        assert (run_dir / "table.sock").exists()
 
 
 def test_settings_come_from_the_environment_and_are_logged_once(

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from ple_daemon.activity import Activity
 from ple_daemon.doorbell import Doorbell, RegionTerms
 from ple_daemon.drive_tail import DriveTail
+from ple_daemon.errors import EndpointError
 from ple_daemon.gather import Advice
 from ple_daemon.health import Health, State
 from ple_daemon.metrics import BackgroundMetrics, DriveCollector, LookupMetrics, TableCollector
@@ -64,7 +65,7 @@ class Daemon:
         registry = CollectorRegistry()
         self._activity = Activity()
         remote = _remote(settings)
-        run_dir = RunDirectory(settings.run_dir)
+        self._run_dir = run_dir = RunDirectory(settings.run_dir)
         stack.callback(run_dir.close)
         web = WebServer(settings.http_address)
         stack.callback(web.stop)
@@ -109,7 +110,11 @@ class Daemon:
         )  # fmt: skip
 
     def run(self, stop: threading.Event) -> None:
-        """Beat and watch files, drive and page cache until `stop`, then drain."""
+        """Beat and watch files, drive and page cache until `stop`, then drain.
+
+        Raises EndpointError, after draining, when the socket is gone: a socket cannot be bound again, and a
+        supervisor starts a new daemon in a second.
+        """
         settings = self._settings
         chores = [
             _Chore(settings.watch_interval_s, self._table.watch.check),
@@ -121,6 +126,12 @@ class Daemon:
             for chore in chores:
                 chore.do_when_due()
             self._report_problems()
+            if not self._run_dir.is_published():
+                self._drain()
+                raise EndpointError(
+                    f"{self._run_dir.socket_path}: somebody removed or replaced the socket: "
+                    "no client finds this daemon any more, start it again"
+                )
         self._drain()
 
     def _open_table(self, path: Path, stack: ExitStack) -> Table:

@@ -29,7 +29,12 @@ def read_config(path: Path) -> PleConfig:
     text = whole.get("text_config", whole)
     if not isinstance(text, dict):
         raise TableRefusedError(f"{path}: text_config is not an object")
-    layers = sorted(set(text.get("ple_layer_ids") or []))
+    layers = text.get("ple_layer_ids") or []
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise TableRefusedError(
+            f"{path}: bad PLE config: ple_layer_ids is no list of numbers: {layers!r:.100}"
+        )
+    layers = sorted(set(layers))
     if not layers:
         raise TableRefusedError(
             f"{path}: no PLE layer (ple_layer_ids is empty): this model has no n-gram table"
@@ -45,11 +50,13 @@ def read_config(path: Path) -> PleConfig:
 def _ple_config(path: Path, whole: dict[str, Any], text: dict[str, Any], layer: int) -> PleConfig:
     eos = text["eos_token_id"]
     constants = derive(
-        vocab_size=int(text["vocab_size"]),
+        vocab_size=_bounded("vocab_size", text["vocab_size"], 1, 2**31 - 1),
         eos_token_id=int(eos[0] if isinstance(eos, list) else eos),
-        ngram_size=int(text.get("ngram_size", 3)),
-        heads_per_ngram=int(text.get("heads_per_ngram", 8)),
-        ngram_vocab_size_base=int(text.get("ngram_vocab_size_base", 20_000_000)),
+        ngram_size=_bounded("ngram_size", text.get("ngram_size", 3), 2, 8),
+        heads_per_ngram=_bounded("heads_per_ngram", text.get("heads_per_ngram", 8), 1, 256),
+        ngram_vocab_size_base=_bounded(
+            "ngram_vocab_size_base", text.get("ngram_vocab_size_base", 20_000_000), 1, 2**40
+        ),
         seed=int(text.get("seed", 1234)),
     )
     width = int(text.get("ple_embed_dim") or text["hidden_size"])
@@ -67,3 +74,11 @@ def _ple_config(path: Path, whole: dict[str, Any], text: dict[str, Any], layer: 
         parts=None if parts is None else int(parts),
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
     )
+
+
+def _bounded(name: str, value: Any, low: int, high: int) -> int:
+    """Keep the search for primes from taking for ever. Raises ValueError or TypeError."""
+    number = int(value)
+    if not low <= number <= high:
+        raise ValueError(f"{name} is {number}, not from {low} to {high}")
+    return number

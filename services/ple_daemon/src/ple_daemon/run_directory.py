@@ -1,6 +1,5 @@
 """One daemon per run directory: a lock first, then sockets that get their names once they work."""
 
-import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -46,14 +45,23 @@ class RunDirectory:
         self._published[name] = (status.st_dev, status.st_ino)
         private.rename(self.path / name)
 
+    def is_published(self) -> bool:
+        """Whether clients that look for the sockets find ours."""
+        return all(self._is_ours(name) for name in self._published)
+
     def close(self) -> None:
         """Remove the sockets that are still ours, and give the lock back."""
-        for name, identity in self._published.items():
-            with contextlib.suppress(OSError):  # somebody removed it: nothing to clean
-                status = (self.path / name).stat()
-                if (status.st_dev, status.st_ino) == identity:
-                    (self.path / name).unlink()
+        for name in self._published:
+            if self._is_ours(name):
+                (self.path / name).unlink(missing_ok=True)
         os.close(self._lock_fd)
+
+    def _is_ours(self, name: str) -> bool:
+        try:
+            status = (self.path / name).stat()
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._published[name]
 
     def _lock(self) -> int:
         try:

@@ -43,6 +43,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if config.get("model_type") != "qwen4_exp" or not isinstance(config.get("text_config"), dict):
         raise CheckpointError(f"{path} is not a Qwen4Exp checkpoint: model_type {config.get('model_type')!r}")
     layers = config["text_config"].get("ple_layer_ids") or []
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise CheckpointError(f"{path}: ple_layer_ids is no list of numbers")
     if len(layers) != 1:
         raise CheckpointError(f"{path} has {len(layers)} n-gram (PLE) layers; exactly one is served")
     for name in ("tokenizer.json", "model.safetensors.index.json"):

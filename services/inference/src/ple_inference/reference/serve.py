@@ -30,10 +30,16 @@ _log = logging.getLogger(__name__)
 _UNIX = "unix:"
 _DRAIN_POLL_S = 0.1
 _CLOSE_CONNECTIONS_S = 5
+_MAX_REASON_CHARS = 500
 
 
 class ServeError(Exception):
     """Why serving ended badly; one line."""
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:_MAX_REASON_CHARS]}"
 
 
 def serve(settings: Settings, checkpoint: Checkpoint) -> None:
@@ -132,8 +138,10 @@ class _Server:
             return load_service(self._settings, self._checkpoint, self._metrics, self._client)
         except (WrongTableError, TableError) as error:
             raise ServeError(str(error)) from error
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ServeError(f"cannot load {self._checkpoint.path}: {error}") from error
+        except Exception as error:
+            # Transformers and its like raise whatever they please for a bad checkpoint.
+            _log.debug("load failed", exc_info=error)
+            raise ServeError(f"cannot load {self._checkpoint.path}: {_one_line(error)}") from error
 
     def _start_serving(self, service: Service) -> None:
         from ple_inference.reference.api.app import Api, create_app
