@@ -97,6 +97,7 @@ protos-check: var/protos-venv/ready ## fail when the committed gRPC code is not 
 
 bench: $(READY) var/models/triplex-tiny/config.json ## print the ratios that the docs quote
 	@$(BIN)/python bench/daemon_bench.py
+	$(BIN)/python bench/shm_bench.py
 	$(BIN)/python bench/gateway_bench.py
 
 lock: $(READY) ## write both constraints files anew from the newest versions that the projects admit
