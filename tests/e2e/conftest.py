@@ -77,6 +77,7 @@ class Stack:
         # A user's folders may lie deep and have any name: only sockets need short paths.
         self.log_dir = folder.joinpath(*["a folder; with a 'rather' long name"] * 7)
         venv = folder / "it's my venv"
+        folder.mkdir(exist_ok=True)
         venv.symlink_to(sys.prefix)
         self.command = [
             *(str(venv / "bin/python"), str(CHECKOUT / "deploy/local/run.py"), "--model", str(model)),

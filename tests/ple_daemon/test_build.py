@@ -67,6 +67,19 @@ def test_an_invalid_file_is_written_again(damage: str, flat: Path, checkpoint: P
     assert flat.read_bytes() == good
 
 
+@pytest.mark.parametrize("place", ["table.ple", "table.ple.json"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_nothing_but_a_file_is_replaced(
+    make: Callable[[Path], None], place: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    make(tmp_path / place)
+    before = (tmp_path / place).stat()
+    with pytest.raises(TableRefusedError, match=f"{place}: is there and is no file"):
+        build(checkpoint, tmp_path / "table.ple", force=True)
+    assert (tmp_path / place).stat() == before
+    assert names(tmp_path) == ["checkpoint", place]
+
+
 def test_too_little_space_is_noticed_first(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,10 @@ def build(source: Path, out: Path, *, force: bool = False) -> bool:
     The old file is replaced in one step at the end; an interrupted build leaves no new file. Raises
     TableRefusedError.
     """
+    for path in (out, sidecar_path(out)):
+        # A rename would put a file in the place of a device, too.
+        if path.exists() and not path.is_file():
+            raise TableRefusedError(f"{path}: is there and is no file; name a file that may be written")
     with open_table(source) as table:
         layout, fingerprint = table.layout, table.fingerprint.hex()
     if not force and _is_same(out, fingerprint):
