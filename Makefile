@@ -11,6 +11,7 @@ MAKEFLAGS += --no-builtin-rules
 # MODEL=DIR TABLE=FILE         what `make run` serves instead of the tiny model
 # ADDRESS=127.0.0.1:8000       where the gateway listens; also INFERENCE_ADDRESS and DAEMON_ADDRESS
 # JOBS=2                       how many processes test at once
+# SOAK='--seed 7'              options of `make soak`: this seed repeats the choices of an earlier run
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(3.11 <= float("%d.%d" % sys.version_info[:2]) <= 3.13)' 2>/dev/null | grep True),$(p))))
 TORCH_INDEX ?=
 MODEL ?= var/models/triplex-tiny
@@ -19,6 +20,7 @@ ADDRESS ?= 127.0.0.1:8000
 INFERENCE_ADDRESS ?= 127.0.0.1:8100
 DAEMON_ADDRESS ?= 127.0.0.1:8200
 JOBS ?= 2
+SOAK ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +28,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve test check format protos protos-check bench lock clean
+.PHONY: help setup run serve test soak check format protos protos-check bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -65,6 +67,9 @@ serve: run ## the same as run
 test: $(READY) ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
+
+soak: $(READY) ## kill the daemon and its clients 50 times each; some ten minutes
+	@$(BIN)/python tests/ple_daemon/soak.py $(SOAK)
 
 check: $(READY) ## lint, types, import borders, generated code; never edits
 	@$(BIN)/ruff check .
