@@ -68,7 +68,7 @@ test: $(READY) ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
 
-soak: $(READY) ## kill the daemon and its clients 50 times each; some ten minutes
+soak: $(READY) ## kill the daemon and its clients 50 times each; some five minutes
 	@$(BIN)/python tests/ple_daemon/soak.py $(SOAK)
 
 check: $(READY) ## lint, types, import borders, generated code; never edits

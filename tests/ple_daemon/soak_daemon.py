@@ -38,7 +38,7 @@ class MortalDaemon:
     def __init__(
         self, table: Path, run_dir: Path, logs: Path, rng: random.Random, stop_after_kills: int, stop_s: float
     ) -> None:
-        """Instead of the kill after `stop_after_kills` it gets SIGSTOP, and SIGCONT `stop_s` later."""
+        """Instead of one kill after `stop_after_kills` it gets SIGSTOP, and SIGCONT `stop_s` later."""
         self._table, self._run_dir, self._logs, self._rng = table, run_dir, logs, rng
         self._stop_after_kills, self._stop_s = stop_after_kills, stop_s
         self._due_s: float | None = None
@@ -92,7 +92,7 @@ class MortalDaemon:
         if self._is_stopped:
             daemon.signal(signal.SIGCONT)
             self._is_stopped, self._due_s = False, now_s + self._rng.uniform(1.0, 3.0)
-        elif self.kills == self._stop_after_kills and not self.stops and "ready socket=" in daemon.log:
+        elif self.kills >= self._stop_after_kills and not self.stops and "ready socket=" in daemon.log:
             daemon.signal(signal.SIGSTOP)
             self.stops += 1
             self._is_stopped, self._due_s = True, now_s + self._stop_s
