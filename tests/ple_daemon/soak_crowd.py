@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from conftest import DEADLINE_S, Daemon, eventually
 from shm_peer import Peer
@@ -19,12 +22,16 @@ _RINGS_AT_ONCE = 500
 class Client:
     """One process, and what it last reported."""
 
-    def __init__(self, address: str, report: Path, seed: int, slots: int) -> None:
+    def __init__(
+        self, address: str, report: Path, seed: int, slots: int, environment: Mapping[str, str]
+    ) -> None:
         self._report = report
         command = [sys.executable, str(PROGRAM), address, str(report), str(seed), str(slots)]
         self._log = report.with_suffix(".log")
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stderr=log, env=os.environ | environment
+            )
 
     @property
     def report(self) -> dict:
@@ -50,8 +57,16 @@ class Client:
 class Crowd:
     """Keeps `size` clients busy. Every third one gets its rows over gRPC."""
 
-    def __init__(self, address: str, folder: Path, size: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        address: str,
+        folder: Path,
+        size: int,
+        rng: random.Random,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._address, self._folder, self._size, self._rng = address, folder, size, rng
+        self._environment = environment
         self._clients: list[Client] = []
         self._started = 0
         self.totals: Counter[str] = Counter()
@@ -62,7 +77,8 @@ class Crowd:
         while len(self._clients) < self._size:
             slots = 0 if self._started % 3 == 2 else 4
             report = self._folder / f"client-{self._started}.jsonl"
-            self._clients.append(Client(self._address, report, self._rng.randrange(1 << 30), slots))
+            seed = self._rng.randrange(1 << 30)
+            self._clients.append(Client(self._address, report, seed, slots, self._environment))
             self._started += 1
 
     def kill_one(self) -> None:
