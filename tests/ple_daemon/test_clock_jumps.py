@@ -19,7 +19,7 @@ from soak_table import DerivedRows
 SOURCE = Path(__file__).with_name("wall_clock.c")
 COMPILER = shutil.which("cc")
 DAY_S = 86_400
-JUMPS_S = (400 * DAY_S, -DAY_S, 3600, -2 * 365 * DAY_S, 0)
+JUMPS_S = (400 * DAY_S, -2 * 365 * DAY_S, 0)
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="shifting a process's clock takes a C compiler")
 

@@ -24,6 +24,7 @@ from ple_daemon.settings import SettingsError, load
 from ple_daemon.table import Table
 from ple_daemon.table_format import RowType, Segment, TableLayout
 from ple_rpc.client import TableClient
+from ple_rpc.errors import TableChanged
 from ple_rpc.table.v1.table_service_pb2 import DescribeRequest, LookupRequest, LookupStreamRequest
 
 Start = Callable[..., Daemon]
@@ -181,11 +182,17 @@ def test_truncation_under_a_running_daemon(start: Start, tmp_path: Path, shared_
 def test_a_table_replaced_in_place_is_refused(start: Start, tmp_path: Path) -> None:
     folder = REAL_WIDTH.write(tmp_path / "own")
     daemon = start(folder, "--watch-interval-s", "0.1").wait_ready()
-    Checkpoint(width=160, base=2000, seed=9).write(folder)
-    eventually(lambda: daemon.health()[1]["state"] == "degraded", "degraded")
-    with pytest.raises(grpc.RpcError) as failure:
-        daemon.stub.Lookup(rows_request([0]), timeout=30)
-    assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    with TableClient(f"unix:{daemon.socket}") as shared:
+        assert len(shared.lookup([0])) == 320
+        Checkpoint(width=160, base=2000, seed=9).write(folder)
+        eventually(lambda: daemon.health()[1]["state"] == "degraded", "degraded")
+        for ids in ([0], range(100)):
+            with pytest.raises(grpc.RpcError) as failure:
+                daemon.stub.Lookup(rows_request(ids), timeout=30)
+            assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert shared.region is not None
+            with pytest.raises(TableChanged):
+                shared.lookup(ids)
 
 
 def test_refusals_are_one_line(
