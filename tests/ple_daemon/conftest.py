@@ -204,8 +204,11 @@ def _poisoned(*arguments: object, **options: object) -> np.ndarray:
 
 
 @overload(_poisoned)
-def _poisoned_in_kernels(shape: object, dtype: object = float) -> object:
-    """numba looks np.empty up when it compiles, which may be while it is replaced: kernels get their own."""
+def _poisoned_in_kernels(shape, dtype=float):
+    """numba looks np.empty up when it compiles, which may be while it is replaced: kernels get their own.
+
+    It compares this signature with the implementation's, annotations included: there are none.
+    """
     return lambda shape, dtype=float: _empty(shape, dtype)
 
 
