@@ -12,9 +12,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from conftest import DEADLINE_S, Daemon, eventually
+from conftest import DEADLINE_S, REAL_WIDTH, Daemon, eventually
 from shm_peer import peer
 
+from ple_daemon.ngram_hash import NgramHash
 from ple_rpc import bell
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.errors import BadRequest, BadRow
@@ -90,6 +91,16 @@ def test_lookups_are_counted_by_plane(daemon: Daemon) -> None:
     assert [daemon.metric(name % kind) for kind in ("decode", "bulk")] == [before[0] + 1, before[1] + 1]
     assert daemon.metric("ple_daemon_rows_total") == rows + 1016
     assert daemon.metric('ple_daemon_shm_lookup_seconds_count{kind="bulk"}') >= 1
+
+
+def test_prefetched_rows_are_looked_at_when_they_are_used(daemon: Daemon) -> None:
+    name = "ple_daemon_%s_total"
+    read, checked = (daemon.metric(name % key) for key in ("rows_prefetched", "prefetched_rows_checked"))
+    with client(daemon) as shm:
+        shm.prefetch("a", range(300))
+        eventually(lambda: daemon.metric(name % "rows_prefetched") == read + 300 * 16, "rows read ahead")
+        shm.lookup(NgramHash(REAL_WIDTH.constants).row_ids(range(300)).reshape(-1))
+    assert daemon.metric(name % "prefetched_rows_checked") > checked
 
 
 def test_rows_stay_in_their_slot_until_released(daemon: Daemon, shared_rows: np.ndarray) -> None:
