@@ -24,7 +24,7 @@ from ple_daemon.settings import SettingsError, load
 from ple_daemon.table import Table
 from ple_daemon.table_format import RowType, Segment, TableLayout
 from ple_rpc.client import TableClient
-from ple_rpc.errors import TableChanged
+from ple_rpc.errors import BadRow, TableChanged
 from ple_rpc.table.v1.table_service_pb2 import DescribeRequest, LookupRequest, LookupStreamRequest
 
 Start = Callable[..., Daemon]
@@ -325,7 +325,7 @@ def test_forbidden_process_madvise_falls_back(
 
 
 def test_a_table_of_the_real_size(start: Start, tmp_path: Path) -> None:
-    """320,001,536 rows of 320 bytes, sparse: addresses beyond 32 bits, little memory, a quick start."""
+    """320,001,536 rows of 320 bytes, sparse: addresses beyond 32 bits, little memory, a quick start. d04."""
     constants = derive(vocab_size=248_320, eos_token_id=248_044)
     rows = padded_rows(constants.used_rows, 128)
     path = tmp_path / "real.ple"
@@ -341,7 +341,10 @@ def test_a_table_of_the_real_size(start: Start, tmp_path: Path) -> None:
     sidecar_path(path).write_text(json.dumps(fields))
     daemon = start(path).wait_ready()
     with TableClient(f"unix:{daemon.socket}") as client:
+        assert marked[-1] == 320_001_535
         assert client.lookup(marked) == b"".join(row.to_bytes(8, "little") * 40 for row in marked)
+        with pytest.raises(BadRow, match="row 320001536"):
+            client.lookup([rows])
         client.prefetch("a", range(500))
         eventually(lambda: daemon.metric("ple_daemon_rows_prefetched_total") == 8000, "prefetch counted")
     assert daemon.metric("ple_daemon_anonymous_bytes") < 300e6

@@ -42,7 +42,7 @@ def slow(tmp_path: Path) -> Iterator[SlowFiles]:
 def test_slow_reads_delay_and_do_not_wedge(
     delay_s: float, slow: SlowFiles, tmp_path: Path, start: object, shared_rows: np.ndarray
 ) -> None:
-    """D11: every read takes 140 or 970 ms for a while."""
+    """d11: every read takes 140 or 970 ms for a while."""
     daemon: Daemon = start(tmp_path / "slow" / "t.ple", "--drive-probe-interval-s", "0.05").wait_ready()
     assert daemon.health()[1]["state"] == "ready"
     slow.delay_s = delay_s
@@ -67,7 +67,7 @@ def test_slow_reads_delay_and_do_not_wedge(
 
 
 def test_a_decode_step_waits_for_one_read_not_sixteen(slow: SlowFiles, tmp_path: Path) -> None:
-    """D08: 16 cold rows are read at the same time."""
+    """d08: 16 cold rows are read at the same time."""
     delay_s = 0.03
     layout = read_layout(tmp_path / "slow" / "t.ple")
     taken = {}
