@@ -67,11 +67,6 @@ class Override:
             if not _TARGET.fullmatch(target):
                 raise ValueError(f"{self.name}: {target!r} is not module:function")
 
-    @property
-    def switch_off(self) -> str:
-        """The arguments of `vllm serve` that leave this override out."""
-        return f'--additional-config \'{{"triplex": {{"disable": ["{self.name}"]}}}}\''
-
     def install_now(self) -> None:
         _load(self.install)()
 

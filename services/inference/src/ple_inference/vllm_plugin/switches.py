@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,14 @@ def enabled_overrides(additional_config: object, overrides: Sequence[Override] =
                     f"disable {override.name} as well, or neither"
                 )
     return enabled
+
+
+def switch_off(override: Override, overrides: Sequence[Override] = ALL) -> str:
+    """The argument of `vllm serve` that leaves out `override` and what requires it."""
+    names = [override.name]
+    for name in names:
+        names += [other.name for other in overrides if name in other.requires and other.name not in names]
+    return f"--additional-config '{json.dumps({'triplex': {'disable': names}})}'"
 
 
 def _disabled_names(additional_config: object) -> list[str]:
