@@ -95,7 +95,7 @@ def test_no_two_records_replace_one_symbol():
     assert len(replaced) == len(set(replaced))
 
 
-def test_requirements_are_overrides_that_come_first():
+def test_what_is_required_is_another_override():
     names = [override.name for override in ALL]
     for override in ALL:
         assert set(override.requires) <= set(names) - {override.name}

@@ -1,9 +1,13 @@
 """The entry point: cheap to load, and never silently absent."""
 
+import logging
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,10 +27,8 @@ def test_the_entry_point_is_declared():
 @pytest.mark.parametrize("module", ["plugin", "overrides", "proof", "switches", "catalogue"])
 def test_importing_it_imports_nothing_heavy(module):
     script = f"import sys, ple_inference.vllm_plugin.{module}; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert set(done.stdout.split()).isdisjoint(HEAVY)
+    imported = subprocess.check_output([sys.executable, "-c", script], text=True, timeout=60)
+    assert set(imported.split()).isdisjoint(HEAVY)
 
 
 def test_without_vllm_it_fails_loudly():
@@ -43,16 +45,13 @@ def test_vllm_calls_it_outside_its_try(upstream, monkeypatch):
         "load_general_plugins",
         "DEFAULT_PLUGINS_GROUP",
         "plugins_loaded",
-        envs=type("envs", (), {"VLLM_PLUGINS": None}),
-        logger=__import__("logging").getLogger("upstream"),
+        Any=Any,
+        Callable=Callable,
+        envs=SimpleNamespace(VLLM_PLUGINS=None),
+        logger=logging.getLogger("upstream"),
     )
 
-    class Point:
-        name, value = "triplex", "ple_inference.vllm_plugin.plugin:register"
-
-        def load(self):
-            return plugin.register
-
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Point()])
+    point = SimpleNamespace(name="triplex", value="", load=lambda: plugin.register)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
     with pytest.raises(ModuleNotFoundError, match=r"vllm\.model_executor"):
         module.load_general_plugins()

@@ -3,7 +3,8 @@
 import logging
 import operator
 import textwrap
-from types import SimpleNamespace
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -37,7 +38,7 @@ def config_map(upstream, installed_vllm):
     return module.MODELS_CONFIG_MAP
 
 
-def vllm_config(changes: dict[str, object] = {}, *, stages: int = 2) -> SimpleNamespace:
+def vllm_config(changes: Mapping[str, object] = MappingProxyType({}), *, stages: int = 2) -> SimpleNamespace:
     """What the checks look at, served by TriplexWorker. `changes`: dotted name -> value."""
     text = SimpleNamespace(
         hc_count=4,
@@ -117,10 +118,8 @@ def test_upstreams_other_refusals_stay_and_the_stages_are_put_back(config_map, c
 def test_the_one_check_that_one_stage_hides_needs_tensor_parallelism(vllm_source):
     """MoE sequence parallelism wants PP=1. It implies TP > 1, which is refused before."""
     namespace: dict[str, property] = {}
-    exec(
-        textwrap.dedent(vllm_source.text("vllm.config.parallel:ParallelConfig.use_sequence_parallel_moe")),
-        namespace,
-    )
+    text = vllm_source.text("vllm.config.parallel:ParallelConfig.use_sequence_parallel_moe")
+    exec(textwrap.dedent(text), namespace)
     is_used = namespace["use_sequence_parallel_moe"].fget
     parallel = SimpleNamespace(
         all2all_backend="deepep_v2", enable_expert_parallel=True, tensor_parallel_size=2, data_parallel_size=2

@@ -1,5 +1,6 @@
 """Both architectures answer vLLM's question for a model state with ours."""
 
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ def models(upstream, monkeypatch):
     upstream(MODEL, **classes)
     ours = ModuleType("ple_inference.vllm_plugin.model_state")
     ours.TriplexModelState = TriplexModelState
-    monkeypatch.setitem(__import__("sys").modules, ours.__name__, ours)
+    monkeypatch.setitem(sys.modules, ours.__name__, ours)
     return classes
 
 

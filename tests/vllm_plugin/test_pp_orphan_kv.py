@@ -3,6 +3,7 @@
 import copy
 import inspect
 import itertools
+import textwrap
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -139,10 +140,8 @@ def test_the_runner_filters_once_installed(runner_class, plan):
 
 def test_the_runners_signature_is_upstreams(runner_class, vllm_source):
     namespace: dict[str, object] = {}
-    text = inspect.cleandoc(
-        "\n" + vllm_source.text("vllm.v1.worker.gpu.model_runner:GPUModelRunner.initialize_kv_cache")
-    )
-    exec(f"from __future__ import annotations\n{text}", namespace)
+    text = vllm_source.text("vllm.v1.worker.gpu.model_runner:GPUModelRunner.initialize_kv_cache")
+    exec(f"from __future__ import annotations\n{textwrap.dedent(text)}", namespace)
     theirs = inspect.signature(namespace["initialize_kv_cache"])
     ours = inspect.signature(runner_class.initialize_kv_cache)
     assert [(p.name, p.kind, p.default) for p in ours.parameters.values()] == [

@@ -2,12 +2,15 @@
 
 import json
 import logging
+import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from ple_inference.vllm_plugin import proof
 from ple_inference.vllm_plugin.override import EVERYWHERE, WORKER, Override, OverrideError, Upstream
+from ple_inference.vllm_plugin.switches import enabled_overrides
 from ple_inference.vllm_plugin.wheel_source import WheelSource
 
 SYMBOL = "vllm.v1.worker.utils:allocate_kv_cache"
@@ -47,16 +50,10 @@ def targets(monkeypatch, vllm_source, installed_vllm):
         for name in made
     )
     for name, target in made.items():
-        monkeypatch.setitem(__import__("sys").modules, name, target)
+        monkeypatch.setitem(sys.modules, name, target)
     monkeypatch.setattr(proof, "ALL", overrides)
-    monkeypatch.setattr(proof, "enabled_overrides", lambda config: _enabled(config, overrides))
+    monkeypatch.setattr(proof, "enabled_overrides", partial(enabled_overrides, overrides=overrides))
     return SimpleNamespace(journal=journal, overrides=overrides, **made)
-
-
-def _enabled(config, overrides):
-    from ple_inference.vllm_plugin.switches import enabled_overrides
-
-    return enabled_overrides(config, overrides)
 
 
 def config(*disabled: str) -> SimpleNamespace:
@@ -82,7 +79,7 @@ def test_a_disabled_override_is_neither_installed_nor_asked(targets, caplog):
 
 def test_an_override_that_is_not_live_ends_the_start(targets):
     targets.second.live = False
-    with pytest.raises(OverrideError, match="^triplex: second was installed and is not live: .*disable"):
+    with pytest.raises(OverrideError, match=r"^triplex: second was installed and is not live: .*disable"):
         proof.prove(config())
 
 
