@@ -1,6 +1,7 @@
 """The worker proves the overrides before it makes a runner, and so before a model is built."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,9 @@ def worker(upstream, fresh_plugin, monkeypatch):
     upstream("vllm.v1.worker.gpu_worker", Worker=Worker)
     upstream("vllm.v1.worker.gpu.model_runner", GPUModelRunner=GPUModelRunner)
     upstream("vllm.v1.kv_cache_interface", KVCacheConfig=object)
+    state = ModuleType("ple_inference.vllm_plugin.model_state")
+    state.TriplexModelState = type("TriplexModelState", (), {})
+    monkeypatch.setitem(sys.modules, state.__name__, state)
     monkeypatch.setattr(proof, "install", lambda config: journal.append("install"))
     monkeypatch.setattr(proof, "prove", lambda config: journal.append("prove"))
     from ple_inference.vllm_plugin.worker import TriplexWorker
