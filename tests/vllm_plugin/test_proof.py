@@ -83,14 +83,15 @@ def test_an_override_that_is_not_live_ends_the_start(targets):
         proof.prove(config())
 
 
-def test_changed_source_ends_the_start(targets, make_wheel, relied_files, monkeypatch):
+@pytest.mark.parametrize("step", [proof.install, proof.prove])
+def test_changed_source_ends_the_start(step, targets, make_wheel, relied_files, monkeypatch):
     path = "vllm/v1/worker/utils.py"
     edited = relied_files[path].replace(b"buf_size = raw_size\n", b"buf_size = raw_size + 1\n")
     assert edited != relied_files[path]
     source = WheelSource.at(make_wheel({path: edited}))
     monkeypatch.setattr(proof, "_installed", lambda: source)
     with pytest.raises(OverrideError) as caught:
-        proof.prove(config())
+        step(config())
     message = str(caught.value)
     for part in (
         "triplex: first: ",
