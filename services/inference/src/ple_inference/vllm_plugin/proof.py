@@ -20,8 +20,13 @@ _INSTALL = "install vllm==0.33.0, unmodified"
 
 
 def install(vllm_config: Any) -> None:
-    """Install every enabled override in this worker process, before the model is built."""
-    for override in enabled_overrides(vllm_config.additional_config):
+    """Install every enabled override in this worker process, before the model is built.
+
+    Raises OverrideError, with nothing installed, when vLLM's source text is not what they were written for.
+    """
+    enabled = enabled_overrides(vllm_config.additional_config)
+    prove_sources(enabled)
+    for override in enabled:
         override.install_now()
 
 

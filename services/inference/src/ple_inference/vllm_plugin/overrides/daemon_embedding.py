@@ -24,9 +24,38 @@ OVERRIDE = Override(
             role="replaces",
         ),
         Upstream(
+            "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.start_prefetch",
+            "97480eb54c01c4cbb0b131f930622856a99a2e14d36f913f1493954302933a84",
+            role="replaces",
+        ),
+        Upstream(
             "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.load_weights",
             "ab2cdcf3bf4712377a7007459a0b4cd1ce4be28dfadb7ea30847875c73466405",
             role="replaces",
+        ),
+        Upstream(
+            "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.__init__",
+            "dfe0669c209d34b8974ef4c75351149d417ff636f7f49dbd84415fa65dfaccaa",
+        ),
+        Upstream(
+            "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.compute_ngram_ids",
+            "5766f36598f9b97e4af03b70320b74a2d70e6155d783d705ff31e201fe160f46",
+        ),
+        Upstream(
+            "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.forward",
+            "d130797c96b4f376990b81289afb3543bd71c9d076cb0dfebbf42c0a1d7858ea",
+        ),
+        Upstream(
+            "vllm.models.qwen4_exp.nvidia.ple_layer:Qwen4ExpPLELayer.__init__",
+            "4cdecfe305c9c2899004e1146db5696af1986603969977b4f5431363f30eabbc",
+        ),
+        Upstream(
+            "vllm.models.qwen4_exp.nvidia.ple_layer:Qwen4ExpPLELayer.forward",
+            "6e0fc9d0676595a7bebd737420f261ad1bc1b851f5c373c276a1dad80577c6dd",
+        ),
+        Upstream(
+            "vllm.models.qwen4_exp.nvidia.ple_layer:Qwen4ExpPLELayer._dequantize_embeddings",
+            "2d1936c5e2d38375cf4d7f8e56325359948defef32a135000bfbde7218b5fba3",
         ),
         Upstream(
             "vllm.models.qwen4_exp.common.ngram_embedding:Qwen4ExpPLEEmbedding",
@@ -45,30 +74,6 @@ OVERRIDE = Override(
             "de50bd8dd0893843b3eade03f692a5624fe7b297acff767b33e04d84b95c8f3d",
         ),
         Upstream(
-            "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.__init__",
-            "dfe0669c209d34b8974ef4c75351149d417ff636f7f49dbd84415fa65dfaccaa",
-        ),
-        Upstream(
-            "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.compute_ngram_ids",
-            "5766f36598f9b97e4af03b70320b74a2d70e6155d783d705ff31e201fe160f46",
-        ),
-        Upstream(
-            "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.start_prefetch",
-            "97480eb54c01c4cbb0b131f930622856a99a2e14d36f913f1493954302933a84",
-        ),
-        Upstream(
-            "vllm.models.qwen4_exp.nvidia.ngram_embedding:Qwen4ExpNGramEmbedding.forward",
-            "d130797c96b4f376990b81289afb3543bd71c9d076cb0dfebbf42c0a1d7858ea",
-        ),
-        Upstream(
-            "vllm.models.qwen4_exp.nvidia.ple_layer:Qwen4ExpPLELayer.forward",
-            "6e0fc9d0676595a7bebd737420f261ad1bc1b851f5c373c276a1dad80577c6dd",
-        ),
-        Upstream(
-            "vllm.models.qwen4_exp.nvidia.ple_layer:Qwen4ExpPLELayer._dequantize_embeddings",
-            "2d1936c5e2d38375cf4d7f8e56325359948defef32a135000bfbde7218b5fba3",
-        ),
-        Upstream(
             "vllm.models.qwen4_exp.common.ops.ple:ple_ngram_ids",
             "2d0bb350542afa796e60b7315e92cccad052e15071a52a96bc9f562e59ee06f6",
         ),
@@ -83,6 +88,10 @@ OVERRIDE = Override(
         Upstream(
             "vllm.model_executor.custom_op:PluggableLayer",
             "f7b376ead28dd6652655314a0da14cbf519d6ad04ca3e7e3c9d961fcce8d0987",
+        ),
+        Upstream(
+            "vllm.model_executor.custom_op:op_registry_oot",
+            "671e64756deb4282d0da242b0bb3eac85e1408e478e62abe60db8aa530009ffa",
         ),
         Upstream(
             "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding.__init__",
@@ -103,6 +112,34 @@ OVERRIDE = Override(
         Upstream(
             "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
             "b881ac1a16b90e78e29784c0f8861405618d50eb47423ec268a9df7d74ee31f6",
+        ),
+        Upstream(
+            "vllm.v1.worker.gpu.model_runner:GPUModelRunner._dummy_run",
+            "50391d4a77332ee3731ef2cd932f0059d982f31a995b4d05db1fe66a00d9d877",
+        ),
+        Upstream(
+            "vllm.v1.worker.gpu.warmup:warmup_kernels",
+            "25538a289c1c55c6329ed8f7c094105189a9dcf8072cf4ed659b3abfc7ddf3a6",
+        ),
+        Upstream(
+            "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
+            "3c718ce6d34b68b4f6b081632c3cb234c97fe5af885ec78a871926cec5daa6bd",
+        ),
+        Upstream(
+            "vllm.v1.worker.gpu_worker:Worker.shutdown",
+            "7ce24b0d641a74291c66b970b0486474ed7931c584f4b30bd51d07ec8482e516",
+        ),
+        Upstream(
+            "vllm.v1.worker.gpu.input_batch:InputBatch",
+            "89b4360bc338c12718e72e28cf11abd8563070690d6272e3512858093ec8a0bd",
+        ),
+        Upstream(
+            "vllm.v1.worker.gpu.states:RequestState",
+            "12c5277e1c34f66a2a10e1d90bf051999d77b442b1eddb097d9118def1aec512",
+        ),
+        Upstream(
+            "vllm.v1.core.sched.output:NewRequestData",
+            "132d9770e4fd74a54098a30a04b25800ca284022db4afac80bd8be485f927450",
         ),
         Upstream(
             "vllm.utils.gpu_sync_debug:gpu_sync_allowed",
