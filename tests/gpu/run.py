@@ -1,8 +1,9 @@
 """Proves the vLLM plugin on GPUs and prints a table.
 
-    python tests/gpu/run.py --out DIR                 what must hold, then what may be measured
-    python tests/gpu/run.py --out DIR --only must     the first part alone
-    python tests/gpu/run.py --out DIR --pp 3          three stages, on a machine with three GPUs
+    python tests/gpu/run.py --out DIR                        all parts, the most important first
+    python tests/gpu/run.py --out DIR --only must            outputs, kills and soak
+    python tests/gpu/run.py --out DIR --only cost cold       a step's lookups, a cold prompt
+    python tests/gpu/run.py --out DIR --pp 3                 three stages, on a machine with three GPUs
 
 Needs vLLM 0.33.0 with the plugin, the daemon's and `ple_rpc`'s packages, and two GPUs of 80 GB for PP=2.
 Scenarios run in processes of their own, two side by side where GPUs allow; each has a deadline.
@@ -18,10 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from compare import agreement
+from compare import agreement, answers_agreement
 from engine import run_scenario
 
-LENGTHS = [5, 64, 700, 2500, 4000]
+PARTS = ("smoke", "must", "cost", "cold")
+LENGTHS = [64, 5, 700, 2500, 4000]
+KEYS = (
+    "rows_checked", "owners", "table_pages_read_by_loading", "block_size", "cached_tokens", "kills", "soak",
+    "table", "memory_gib", "ended_by_itself",
+)  # fmt: skip
 Found = dict[str, Any]
 
 
@@ -33,7 +39,9 @@ def main() -> None:
     parser.add_argument(
         "--pp", type=int, default=2, help="pipeline stages of the run that is compared with one (2)"
     )
-    parser.add_argument("--only", nargs="*", default=["must", "may"], choices=["must", "may", "smoke"])
+    parser.add_argument(
+        "--only", nargs="*", default=["must", "cost", "cold"], choices=PARTS, help="which parts"
+    )
     parser.add_argument(
         "--model", type=Path, default=Path("/tmp/triplex-gpu/model"), help="where the checkpoint goes"
     )
@@ -47,6 +55,10 @@ def main() -> None:
         run.smoke()
     if "must" in options.only:
         run.must()
+    if "cost" in options.only:
+        run.cost()
+    if "cold" in options.only:
+        run.cold()
     print(run.table())
     (options.out / "table.txt").write_text(run.table() + "\n")
 
@@ -82,13 +94,19 @@ class Run:
             _names(self._pp),
         )
         self._compare(one.result(), several, theirs.result())
-        cost = {
-            "model": str(self._model.parent / "cost"),
-            "layers": 16,
-            "experts": 512,
-            "table_rows_base": 200_000,
-        }
-        self._report_cost(self._run("lookup_cost", cost, 400, "0"))
+
+    def cost(self) -> None:
+        """What the daemon's lookups add to a decode step of a third of the real model."""
+        folder = str(self._model.parent / "cost")
+        settings = {"model": folder, "layers": 16, "experts": 512, "table_rows_base": 200_000}
+        self._report_cost(self._run("lookup_cost", settings, 400, "0"))
+
+    def cold(self) -> None:
+        """Time to first token with and without hints."""
+        settings = {"model": str(self._model.parent / "cold"), "layers": 8, "experts": 128,
+                    "table_mib": 17_408, "tokens": 8_192, "rounds": 5}  # fmt: skip
+        found = self._run("cold_prompt", settings, 400, str(self._gpus - 1))
+        self._say("cold prompt of 8,192 tokens", found)
 
     def _checkpoint(self) -> None:
         if not (self._model / "model.safetensors.index.json").exists():
@@ -114,28 +132,17 @@ class Run:
             if "prompt" in a and key in b:
                 self._line(label, agreement(a["prompt"], b[key]))
         for label, found in (("pp=1", one), (name, several)):
-            for key in (
-                "rows_checked",
-                "owners",
-                "block_size",
-                "cached_tokens",
-                "kills",
-                "soak",
-                "table",
-                "memory_gib",
-            ):
+            for key in KEYS:
                 if key in found:
                     self._line(f"{label} {key}", found[key])
+        for label, found in (("pp=1", one), (name, several)):
+            for key in ("again", "together"):
+                if key in found:
+                    self._line(
+                        f"{label} greedy, alone / {key}", answers_agreement(found["alone"], found[key])
+                    )
         if "alone" in one and "alone" in several:
-            equal = sum(
-                a["tokens"] == b["tokens"] for a, b in zip(one["alone"], several["alone"], strict=True)
-            )
-            self._line(f"{name} / pp=1 greedy answers of 24 tokens equal", f"{equal}/{len(one['alone'])}")
-            for label, found in (("pp=1", one), (name, several)):
-                again = sum(
-                    a["tokens"] == b["tokens"] for a, b in zip(found["alone"], found["again"], strict=True)
-                )
-                self._line(f"{label} the same prompt again, equal", f"{again}/{len(found['alone'])}")
+            self._line(f"{name} / pp=1 greedy", answers_agreement(several["alone"], one["alone"]))
 
     def _report_cost(self, found: Found) -> None:
         if "error" in found:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import engine
+import numpy as np
+from compare import gap_where_parting
 from engine import Daemon, make_engine, prompts, sampling
 
 VOCABULARY = 240_000
@@ -36,11 +38,12 @@ def answers(settings: Settings) -> Found:
     """Logits at every prompt position, greedy tokens, prefix-cache hits, kills: all with rows compared."""
     model = Path(settings["model"])
     with engine.daemon(model) as daemon:
+        residency = TableResidency(model)
         llm = make_engine(
             model, daemon.address, settings["pp"], max_num_batched_tokens=settings["max_num_batched_tokens"]
         )
+        found: Found = {"table_pages_read_by_loading": residency.pages_read(), "block_size": _block_size(llm)}
         llm.collective_rpc("check_rows", args=(str(model),))
-        found: Found = {"block_size": _block_size(llm)}
         rows = test_prompts(settings["lengths"])
         found["prompt"] = [_prompt_logits(llm, row) for row in rows]
         found["alone"] = [_tokens(llm, [row], 24)[0] for row in rows]
@@ -48,7 +51,7 @@ def answers(settings: Settings) -> Found:
         found["together"] = _tokens(llm, rows[:4], 24)
         found["cached_tokens"] = _cached_tokens(llm, rows[-1])
         if settings.get("kills"):
-            found["kills"] = _kills(llm, daemon, rows[1])
+            found["kills"] = _kills(llm, daemon, rows[0])
         if settings.get("soak"):
             found["soak"] = _soak(llm, settings)
         checked = [result for result in llm.collective_rpc("rows_checked") if result is not None]
@@ -57,6 +60,26 @@ def answers(settings: Settings) -> Found:
         found["table"] = [stats for stats in llm.collective_rpc("table_stats") if stats is not None]
         found["memory_gib"] = llm.collective_rpc("memory")
     return found
+
+
+class TableResidency:
+    """How much of the table's files comes into the page cache while something else is going on."""
+
+    def __init__(self, model: Path) -> None:
+        from ple_daemon.cold_rows import ColdRows
+        from ple_daemon.region import PAGE_BYTES
+        from ple_daemon.source import open_table
+
+        self._table = open_table(model)
+        self._cold = ColdRows([self._table])
+        self._cold.evict()
+        self._pages = np.arange(self._table.size_bytes // PAGE_BYTES)
+        self._before = self._cold.count_cached(self._pages)
+
+    def pages_read(self) -> str:
+        read = self._cold.count_cached(self._pages) - self._before
+        self._table.close()
+        return f"{read} of {len(self._pages)}"
 
 
 def reference(settings: Settings) -> Found:
@@ -199,7 +222,7 @@ def _soak(llm: Any, settings: Settings) -> Found:
     hot = answered
     llm.reset_prefix_cache()
     cold = _tokens(llm, last, 32)
-    differing = [_first_difference(a, b) for a, b in zip(hot, cold, strict=True)]
+    differing = [gap_where_parting(a, b) for a, b in zip(hot, cold, strict=True)]
     return {
         "turns": turns, "streams": 8, "suspicious": suspicious, "cached_tokens_by_turn": turn_tokens,
         "hot_equals_cold": sum(difference is None for difference in differing),
@@ -214,14 +237,6 @@ def _is_suspicious(tokens: list[int]) -> bool:
         run = run + 1 if before == after else 1
         longest = max(longest, run)
     return 0 in tokens or longest >= 8
-
-
-def _first_difference(a: Found, b: Found) -> float | None:
-    """The gap of the two best log-probabilities where two greedy answers part; None when they do not."""
-    for place, (left, right) in enumerate(zip(a["tokens"], b["tokens"], strict=True)):
-        if left != right:
-            return float(min(a["gaps"][place], b["gaps"][place]))
-    return None
 
 
 def lookup_cost(settings: Settings) -> Found:
@@ -245,6 +260,47 @@ def lookup_cost(settings: Settings) -> Found:
             found[f"streams_{streams}"] = _compare_sources(llm, str(model), streams)
         found["table"] = llm.collective_rpc("table_stats")
     return found
+
+
+def cold_prompt(settings: Settings) -> Found:
+    """Time to first token of prompts whose rows were never read, with and without hints, by turns."""
+    import daemon_bench
+    import real_checkpoint
+
+    from ple_daemon.cold_rows import ColdRows
+    from ple_daemon.source import open_table
+
+    daemon_bench.FOLDER = Path(settings["model"])
+    table_mib = settings["table_mib"]
+    path = daemon_bench.make_table(table_mib)
+    base = table_mib * 2**20 // daemon_bench.ROW_BYTES // 16
+    config = real_checkpoint.text_config(settings["layers"], settings["experts"], base)
+    real_checkpoint.write_config(Path(settings["model"]), config)
+    with open_table(path) as table:
+        cold = ColdRows([table])
+        cold.evict()
+        with engine.daemon(path) as daemon:
+            llm = make_engine(
+                Path(settings["model"]), daemon.address, 1, load_format="dummy", enable_prefix_caching=False
+            )
+            rng = random.Random(3)
+            _stream(llm, [rng.randrange(1000, VOCABULARY) for _ in range(settings["tokens"])], 2, {})
+            seconds: dict[str, list[float]] = {"hints": [], "no hints": []}
+            cached = []
+            for turn in range(2 * settings["rounds"]):
+                side = ("hints", "no hints")[turn % 2]
+                llm.collective_rpc("send_hints", args=(side == "hints",))
+                row = [rng.randrange(1000, VOCABULARY) for _ in range(settings["tokens"])]
+                pages = cold.set_aside(table.hash.row_ids(np.array(row)).reshape(-1))
+                cold.evict()
+                cached.append(cold.count_cached(pages) / len(pages))
+                seconds[side].append(_stream(llm, row, 1, {})["steps_s"][0])
+            stats = llm.collective_rpc("table_stats")
+    ratio = statistics.median(seconds["no hints"]) / statistics.median(seconds["hints"])
+    return {
+        "seconds": seconds, "ratio": ratio, "cached_before": max(cached), "pages": len(pages),
+        "table_gib": path.stat().st_size / 2**30, "table": stats,
+    }  # fmt: skip
 
 
 def _compare_sources(llm: Any, model: str, streams: int, blocks: int = 24, steps: int = 64) -> Found:
