@@ -12,6 +12,7 @@ MAKEFLAGS += --no-builtin-rules
 # ADDRESS=127.0.0.1:8000       where the gateway listens; also INFERENCE_ADDRESS and DAEMON_ADDRESS
 # JOBS=2                       how many processes test at once
 # SOAK='--seed 7'              options of `make soak`: this seed repeats the choices of an earlier run
+# OLD=0.33.0 NEW=VERSION       the releases of vLLM, or wheels, that `make vllm-diff` compares
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(3.11 <= float("%d.%d" % sys.version_info[:2]) <= 3.13)' 2>/dev/null | grep True),$(p))))
 TORCH_INDEX ?=
 MODEL ?= var/models/triplex-tiny
@@ -22,13 +23,16 @@ DAEMON_ADDRESS ?= 127.0.0.1:8200
 JOBS ?= 2
 SOAK ?=
 
+VLLM := 0.33.0
+VLLM_WHEEL := var/wheels/vllm-$(VLLM)-cp38-abi3-manylinux_2_28_x86_64.whl
+
 VENV := .venv
 BIN := $(VENV)/bin
 PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve test soak check format protos protos-check bench lock clean
+.PHONY: help setup run serve test soak check format protos protos-check overrides-doc vllm-diff bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,7 +68,7 @@ run: $(READY) $(if $(filter var/models/triplex-tiny,$(MODEL)),var/models/triplex
 
 serve: run ## the same as run
 
-test: $(READY) ## all that CI tests without root: checks, then tests
+test: $(READY) $(VLLM_WHEEL) ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
 
@@ -99,6 +103,32 @@ protos-check: var/protos-venv/ready ## fail when the committed gRPC code is not 
 	@rm -rf var/protos-check && mkdir -p var/protos-check
 	$(call generate_protos,var/protos-check)
 	diff -r -x __pycache__ var/protos-check/ple_rpc/table/v1 protos/python/ple_rpc/table/v1 || { echo "make: the generated code is stale: run 'make protos' and commit" >&2; exit 1; }
+
+# The contract tests read vLLM's source text out of its wheel; nothing here installs or runs it. Any machine reads
+# the same wheel, whatever its own platform.
+pip_download = $(BIN)/python -m pip --disable-pip-version-check download --quiet --progress-bar off --no-deps \
+  --only-binary=:all: --implementation cp --python-version 3.12 --platform manylinux_2_28_x86_64
+
+$(VLLM_WHEEL): constraints/vllm-wheel.txt | $(READY)
+	@echo "make: fetching vLLM's wheel to read its source (340 MB, once)"
+	$(pip_download) --require-hashes --dest $(@D) -r $<
+	touch $@
+
+overrides-doc: $(READY) ## write docs/overrides.md from the records
+	@$(BIN)/python -m ple_inference.vllm_plugin docs > docs/overrides.md
+
+OLD ?= $(VLLM)
+NEW ?=
+vllm-diff: $(READY) ## what changed from OLD to NEW in the parts of vLLM that we override
+	@if [ -z "$(NEW)" ]; then echo "make: name the other release: make vllm-diff OLD=$(VLLM) NEW=VERSION (or a wheel)" >&2; exit 1; fi
+	wheel() { # the wheel of a release, fetched once; a file or folder is itself
+	  if [ ! -e "$$1" ]; then
+	    if ! compgen -G "var/wheels/vllm-$$1-*.whl" > /dev/null; then $(pip_download) --dest var/wheels "vllm==$$1" >&2; fi
+	    compgen -G "var/wheels/vllm-$$1-*.whl"
+	  else echo "$$1"; fi
+	}
+	old=$$(wheel '$(OLD)'); new=$$(wheel '$(NEW)')
+	$(BIN)/python -m ple_inference.vllm_plugin diff "$$old" "$$new"
 
 bench: $(READY) var/models/triplex-tiny/config.json ## print the ratios that the docs quote
 	@$(BIN)/python bench/daemon_bench.py

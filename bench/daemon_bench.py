@@ -3,6 +3,7 @@
     python bench/daemon_bench.py                    all figures
     python bench/daemon_bench.py hash transport     some of them
     python bench/daemon_bench.py cold --rounds 9    more rounds
+    python bench/daemon_bench.py start              start to ready, and memory, with a sparse table of 95 GiB
 
 Both sides of a ratio take turns in random order, and figures are medians. Cold reads use rows that this run
 has not read before, dropped from the cache and checked with mincore. Carry ratios, never times, to another
@@ -13,11 +14,14 @@ import argparse
 import json
 import os
 import queue
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -26,7 +30,7 @@ import torch
 from tqdm import tqdm
 
 from ple_daemon.bench import MIN_ROUNDS, Effort, measure
-from ple_daemon.contest import HEADING, ratio, take_turns
+from ple_daemon.contest import HEADING, Figure, ratio, take_turns
 from ple_daemon.flat_file import SegmentSum, describe, sidecar_path
 from ple_daemon.hash_constants import HashConstants, derive, padded_rows
 from ple_daemon.ngram_hash import NgramHash
@@ -45,6 +49,7 @@ CHUNK_ROWS = 8_192
 WARM_ROWS = 200_000
 MESSAGE_BYTES = 16 * 1024 * 1024
 DEADLINE_S = 60.0
+FIGURES = ("hash", "start", "cold", "transport")
 
 Ids = np.ndarray
 
@@ -53,13 +58,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "what", nargs="*", default=["hash", "cold", "transport"], help="hash, cold, transport"
-    )
+    parser.add_argument("what", nargs="*", default=list(FIGURES), help=", ".join(FIGURES))
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
     parser.add_argument("--table-mib", type=int, default=6144, help="size of the table made for it (6144)")
     options = parser.parse_args()
-    unknown = set(options.what) - {"hash", "cold", "transport"}
+    unknown = set(options.what) - set(FIGURES)
     if unknown or options.rounds < 1 or options.table_mib < 4096:
         parser.error(
             f"unknown figure {unknown}" if unknown else "rounds >= 1 and table-mib >= 4096 are needed"
@@ -67,6 +70,8 @@ def main() -> None:
     print(HEADING)
     if "hash" in options.what:
         hash_figures(options.rounds)
+    if "start" in options.what:
+        start_figures(options.rounds)
     if "cold" in options.what or "transport" in options.what:
         path = make_table(options.table_mib)
         if "cold" in options.what:
@@ -148,24 +153,65 @@ def make_table(size_mib: int) -> Path:
             file.write(block[: rows - first].tobytes())
         file.flush()
         os.fsync(file.fileno())
+    write_sidecar(path, constants, rows)
+    return path
+
+
+def write_sidecar(path: Path, constants: HashConstants, rows: int) -> None:
     layout = TableLayout(RowType.BF16, ROW_BYTES // 2, rows, b"", constants, (Segment(path, 0, rows),))
     with Table(layout) as table:
         fields = describe(layout, table.fingerprint.hex(), "", [SegmentSum(path.name, rows, "")])
     sidecar_path(path).write_text(json.dumps(fields))
+
+
+# -- start -------------------------------------------------------------------------------------------------
+
+
+def start_figures(rounds: int) -> None:
+    """Seconds from the command to ready, and anonymous memory then, with a table of the real size."""
+    with tempfile.TemporaryDirectory(prefix="ple-bench-") as folder:
+        path = make_sparse_table(Path(folder))
+        cache = Path(folder) / "kernels"
+        first_s, _ = time_start(path, cache)
+        again = [time_start(path, cache) for _ in range(rounds)]
+    print(Figure("start to ready, kernels to compile, s", first_s, "<= 15", "once"))
+    ready_s = statistics.median(seconds for seconds, _ in again)
+    print(Figure("start to ready, kernels cached, s", ready_s, "<= 3", f"median of {rounds}"))
+    anonymous_mib = max(mib for _, mib in again)
+    print(Figure("anonymous memory when ready, MiB", anonymous_mib, "<= 300", "largest"), flush=True)
+
+
+def make_sparse_table(folder: Path) -> Path:
+    """A flat file of the released table's size, 95.4 GiB, of rows of zeros that take no space."""
+    constants = derive(vocab_size=248_320, eos_token_id=248_044, ngram_vocab_size_base=20_000_000)
+    rows = padded_rows(constants.used_rows, 128)
+    path = folder / "sparse.ple"
+    with path.open("wb") as file:
+        file.truncate(rows * ROW_BYTES)
+    write_sidecar(path, constants, rows)
     return path
+
+
+def time_start(table: Path, cache: Path) -> tuple[float, float]:
+    """Seconds until a daemon answers lookups, and MiB of anonymous memory that it then holds."""
+    start_s = time.perf_counter()
+    with running_daemon(table, "--cache-dir", str(cache)) as daemon:
+        ready_s = time.perf_counter() - start_s
+        status = Path(f"/proc/{daemon.pid}/status").read_text()
+    return ready_s, int(status.split("RssAnon:")[1].split()[0]) / 1024
 
 
 # -- transport ---------------------------------------------------------------------------------------------
 
 
 def transport_figures(path: Path, rounds: int) -> None:
-    with open_table(path) as table, running_daemon(path) as address:
+    with open_table(path) as table, running_daemon(path) as daemon:
         table.lookup(np.arange(WARM_ROWS))
         options = [
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
             ("grpc.max_send_message_length", MESSAGE_BYTES),
         ]
-        with grpc.insecure_channel(address, options=options) as channel:
+        with grpc.insecure_channel(daemon.address, options=options) as channel:
             stub = TableServiceStub(channel)
             stream = LookupStream(stub)
             for start in range(0, WARM_ROWS, CHUNK_ROWS):  # map the rows in the daemon too
@@ -224,17 +270,24 @@ class LookupStream:
         self._requests.put(None)
 
 
+@dataclass(frozen=True)
+class Daemon:
+    address: str
+    pid: int
+
+
 @contextmanager
-def running_daemon(path: Path) -> Iterator[str]:
-    """Address of a daemon process that serves the table."""
+def running_daemon(path: Path, *options: str) -> Iterator[Daemon]:
+    """A daemon process that serves the table, ready."""
     with tempfile.TemporaryDirectory(prefix="ple-bench-") as folder:
         command = [sys.executable, "-m", "ple_daemon", "serve", str(path), "--run-dir", folder]
-        process = subprocess.Popen([*command, "--http-address", "127.0.0.1:0", "--log-level", "error"])
+        command += ["--http-address", "127.0.0.1:0", "--log-level", "error", *options]
+        process = subprocess.Popen(command)
         address = f"unix:{folder}/table.sock"
         try:
             with TableClient(address) as client:
                 client.wait_ready(DEADLINE_S)
-            yield address
+            yield Daemon(address, process.pid)
         finally:
             process.terminate()
             process.wait(DEADLINE_S)

@@ -12,15 +12,20 @@ checked with mincore. Carry ratios, never times, to another machine.
 import argparse
 import ctypes
 import mmap
+import multiprocessing
 import os
+import queue
 import random
 import socket
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 
+import grpc
 import numpy as np
 from daemon_bench import CHUNK_ROWS, DEADLINE_S, DECODE_ROWS, ROW_BYTES, WARM_ROWS, make_table, running_daemon
 
@@ -47,20 +52,20 @@ def main() -> None:
     print(HEADING)
     with (
         open_table(path) as table,
-        running_daemon(path) as address,
-        TableClient(address, ClientOptions(client_name="one")) as shm,
-        TableClient(address, ClientOptions(client_name="two")) as other,
-        TableClient(address, ClientOptions(slots=0)) as grpc,
+        running_daemon(path) as daemon,
+        TableClient(daemon.address, ClientOptions(client_name="one")) as shm,
+        TableClient(daemon.address, ClientOptions(client_name="two")) as other,
+        TableClient(daemon.address, ClientOptions(slots=0)) as stream,
         PingPong() as raw,
+        EmptyStream() as empty,
     ):
-        for client in (shm, other, grpc):
+        for client in (shm, other, stream):
             client.wait_ready(DEADLINE_S)
         table.lookup(np.arange(WARM_ROWS))
         for start in range(0, WARM_ROWS, CHUNK_ROWS):
             shm.lookup(np.arange(start, min(start + CHUNK_ROWS, WARM_ROWS)))
-        warm_figures(
-            {"in-process": table.lookup, "shm": shm.lookup, "gRPC stream": grpc.lookup}, raw, options.rounds
-        )
+        sides = {"in-process": table.lookup, "shm": shm.lookup, "gRPC stream": stream.lookup}
+        warm_figures(sides, {"raw": raw.turn, "empty stream": empty.turn}, options.rounds)
         fresh = UncachedRows(path, table)
         isolation_figures(shm, other, fresh, options.rounds)
 
@@ -71,19 +76,21 @@ def forget(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def warm_figures(sides: dict[str, Callable[[np.ndarray], object]], raw: "PingPong", rounds: int) -> None:
-    step = medians(sides | {"raw": lambda _: raw.turn()}, DECODE_ROWS, rounds)
+def warm_figures(
+    sides: dict[str, Callable[[np.ndarray], object]], floors: dict[str, Callable[[], object]], rounds: int
+) -> None:
+    turns = {name: lambda _, turn=turn: turn() for name, turn in floors.items()}
+    step = medians(sides | turns, DECODE_ROWS, rounds)
     over_us = (step["shm"] - step["in-process"]) * 1e6
     print(Figure("16 warm rows, shm minus in-process, us", over_us, "<= 40", ""), flush=True)
     raw_side = "raw ping-pong", step["raw"]
     over = "shm minus in-process", step["shm"] - step["in-process"]
     show("16 warm rows, shm minus in-process / raw ping-pong", over, raw_side, "<= 2")
-    show(
-        "16 warm rows, gRPC stream / raw ping-pong",
-        ("gRPC", step["gRPC stream"]),
-        raw_side,
-        "<= 20",
-    )
+    stream = "gRPC", step["gRPC stream"]
+    empty = "empty stream", step["empty stream"]
+    show("16 warm rows, gRPC stream / raw ping-pong", stream, raw_side, "<= 20")
+    show("16 warm rows, gRPC stream / grpcio's empty stream", stream, empty, "-")
+    show("grpcio's empty stream / raw ping-pong", empty, raw_side, "-")
     chunk = medians(sides, CHUNK_ROWS, rounds)
     inside = "in-process", chunk["in-process"]
     show("8,192 warm rows, shm / in-process", ("shm", chunk["shm"]), inside, "<= 1.5")
@@ -204,6 +211,42 @@ class PingPong:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
         os.waitpid(self._child, 0)
+
+
+class EmptyStream:
+    """A bidirectional stream of grpcio to a process that only hands bytes back: what Python gRPC costs."""
+
+    def __enter__(self) -> "EmptyStream":
+        self._folder = tempfile.TemporaryDirectory(prefix="ple-bench-")
+        address = f"unix:{self._folder.name}/empty.sock"
+        self._process = multiprocessing.get_context("spawn").Process(target=serve_empty, args=(address,))
+        self._process.start()
+        self._channel = grpc.insecure_channel(address)
+        grpc.channel_ready_future(self._channel).result(DEADLINE_S)
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = self._channel.stream_stream("/empty/Stream")(iter(self._requests.get, None))
+        return self
+
+    def turn(self) -> None:
+        self._requests.put(bytes(8 * DECODE_ROWS))
+        next(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.put(None)
+        self._channel.close()
+        self._process.terminate()
+        self._process.join(DEADLINE_S)
+        self._folder.cleanup()
+
+
+def serve_empty(address: str) -> None:
+    rows = bytes(DECODE_ROWS * ROW_BYTES)
+    handler = grpc.stream_stream_rpc_method_handler(lambda requests, _: (rows for _ in requests))
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("empty", {"Stream": handler}),))
+    server.add_insecure_port(address)
+    server.start()
+    server.wait_for_termination()
 
 
 if __name__ == "__main__":

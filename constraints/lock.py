@@ -12,7 +12,6 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
 PROJECTS = ("protos", "services/ple_daemon", "services/inference", "services/gateway")
-VLLM = "vllm==0.33.0"
 OLDEST_PYTHON = "3.11"
 
 
@@ -44,7 +43,7 @@ def main() -> None:
     cpu = [line for project in PROJECTS for line in requirements(project)]
     cpu += requirements("services/inference", "reference") + development()
     lock("cpu.txt", "daemon, gateway, reference engine and tests", cpu)
-    gpu = [*requirements("protos"), *requirements("services/inference"), VLLM]
+    gpu = [*requirements("protos"), *requirements("services/inference", "vllm")]
     lock("vllm.txt", "inference on GPUs", gpu)
 
 

@@ -15,8 +15,8 @@ from transformers import DynamicCache
 
 from ple_inference.reference.forward import Forward, ImageInputs
 from ple_inference.reference.model import ReferenceModel, load_model
-from ple_inference.reference.table_check import WrongTableError, check_table
 from ple_inference.reference.table_embedding import TableEmbedding, decode_rows, stored_scale
+from ple_inference.table_check import WrongTableError, check_table, row_type_of
 from ple_inference.tiny.config import TinyOptions
 from ple_rpc.client import TableClient
 from ple_rpc.table.v1 import table_pb2
@@ -228,17 +228,17 @@ def test_another_table_is_refused_in_one_line(pair: Pair) -> None:
     import json
 
     config = json.loads((pair.folder / "config.json").read_text())
-    constants = pair.ours.table.constants
-    check_table(pair.client.description, constants, config)
+    constants, row_type = pair.ours.table.constants, row_type_of(config)
+    check_table(pair.client.description, constants, row_type)
     for change in ("row_elements", "rows"):
         other = table_pb2.TableDescription.FromString(pair.client.description.SerializeToString())
         setattr(other, change, 1)
         with pytest.raises(WrongTableError, match=r"does not fit the model: [^\n]*$"):
-            check_table(other, constants, config)
+            check_table(other, constants, row_type)
     other = table_pb2.TableDescription.FromString(pair.client.description.SerializeToString())
     other.hash.multipliers[0] += 2
     with pytest.raises(WrongTableError, match="multipliers"):
-        check_table(other, constants, config)
+        check_table(other, constants, row_type)
 
 
 def test_an_unconnected_embedding_never_makes_rows_up(pair: Pair) -> None:

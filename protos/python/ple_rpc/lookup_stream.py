@@ -1,5 +1,6 @@
 """Rows over gRPC: one long-lived bidirectional stream, which costs a lookup less than a call of its own."""
 
+import math
 import queue
 import threading
 import time
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from ple_rpc.errors import TableError, TableUnavailable, from_rpc_error
+from ple_rpc.errors import TableUnavailable, from_rpc_error
 from ple_rpc.table.v1 import table_service_pb2
 
 _Request = table_service_pb2.LookupStreamRequest
@@ -15,43 +16,79 @@ _Answer = table_service_pb2.LookupStreamResponse
 
 
 class LookupStream:
-    """One lookup at a time. A thread reads the answers, so that waiting for one has a deadline.
+    """One lookup at a time, whose thread waits for the answers itself: a hand-over to another costs 100 us.
 
     A stream on which a lookup failed is of no further use: close it.
     """
 
     def __init__(self, call: Callable[[Iterator[_Request]], Iterator[_Answer]]) -> None:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[_Answer | TableError] = queue.SimpleQueue()
         self._call = call(iter(self._requests.get, None))
-        threading.Thread(target=self._read, name="ple-lookup-stream", daemon=True).start()
+        self._guard = _DeadlineGuard(self._call.cancel)  # type: ignore[attr-defined]
 
     def lookup(self, requests: list[table_service_pb2.LookupRequest], timeout_s: float) -> bytes:
         """Rows of the requests, concatenated in order. Raises a TableError."""
-        deadline = time.monotonic() + timeout_s
+        self._guard.expect(timeout_s)
         parts: list[bytes] = []
         for number, request in enumerate(requests):
             self._requests.put(_Request(lookup_id=number, lookup=request))
         unfinished = len(requests)
-        while unfinished:
-            try:
-                answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
+        try:
+            while unfinished:
+                answer = next(self._call)
+                parts.append(answer.rows)
+                unfinished -= answer.last
+        except StopIteration:
+            raise TableUnavailable("the daemon ended a lookup stream early", sent=True) from None
+        except grpc.RpcError as error:
+            if self._guard.has_fired:
                 raise TableUnavailable(f"no rows within {timeout_s:g} s", sent=True) from None
-            if isinstance(answer, TableError):
-                raise answer
-            parts.append(answer.rows)
-            unfinished -= answer.last
+            raise from_rpc_error(error) from error
+        self._guard.relax()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
+        self._guard.end()
         self._requests.put(None)  # ends the thread in which gRPC waits for requests
         self._call.cancel()  # type: ignore[attr-defined]
 
-    def _read(self) -> None:
-        try:
-            for answer in self._call:
-                self._answers.put(answer)
-            self._answers.put(TableUnavailable("the daemon ended a lookup stream early", sent=True))
-        except grpc.RpcError as error:
-            self._answers.put(from_rpc_error(error))
+
+class _DeadlineGuard:
+    """Cancels a call whose answer is late, since waiting for the next message of a stream has no deadline.
+
+    Its thread sleeps until the deadline of the lookup that it saw last and looks again then: of lookups that
+    come one after the other, it is woken for few.
+    """
+
+    def __init__(self, cancel: Callable[[], object]) -> None:
+        self.has_fired = False
+        self._cancel = cancel
+        self._deadline = self._wakes_at = math.inf
+        self._look = threading.Event()
+        self._ended = False
+        threading.Thread(target=self._run, name="ple-lookup-deadline", daemon=True).start()
+
+    def expect(self, timeout_s: float) -> None:
+        """Cancel in `timeout_s`, unless relaxed before."""
+        self._deadline = time.monotonic() + timeout_s
+        if self._deadline < self._wakes_at:
+            self._look.set()
+
+    def relax(self) -> None:
+        self._deadline = math.inf
+
+    def end(self) -> None:
+        self._ended = True
+        self._look.set()
+
+    def _run(self) -> None:
+        while not self._ended:
+            # The order matters: whoever sets an earlier deadline after this line sees it, and wakes us.
+            self._wakes_at = self._deadline
+            remaining_s = self._deadline - time.monotonic()
+            if remaining_s <= 0:
+                self.has_fired = True
+                self._cancel()
+                return
+            self._look.wait(None if remaining_s == math.inf else remaining_s)
+            self._look.clear()

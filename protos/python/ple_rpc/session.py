@@ -107,7 +107,8 @@ class SharedMemory:
         """Raises OSError when there is no memory or no doorbell, TableError when the daemon refuses."""
         self.region = SharedRegion(layout, fingerprint)
         self._lease = lease
-        self._turns = threading.Condition()
+        self._lock = threading.Lock()  # entered by itself, which is cheaper than through the condition
+        self._turns = threading.Condition(self._lock)
         self._listening = False
         self._free = list(range(layout.slots))
         self._tickets: dict[int, Ticket] = {}
@@ -128,14 +129,10 @@ class SharedMemory:
     def ring(self, ids: memoryview, deadline: float) -> Ticket:
         """Send a lookup of int64 ids, at most `layout.max_rows`. Raises TableUnavailable."""
         rows = ids.nbytes // 8
-        slot = self._take_slot(deadline)
-        self.region.ids(slot, rows)[:] = ids
-        with self._turns:
-            self._sequence += 1
-            ticket = Ticket(slot, rows, self._sequence)
-            self._tickets[slot] = ticket
+        ticket = self._take_slot(rows, deadline)
+        self.region.ids(ticket.slot, rows)[:] = ids
         try:
-            self._socket.send(bell.RING.pack(slot, rows, ticket.sequence), socket.MSG_DONTWAIT)
+            self._socket.send(bell.RING.pack(ticket.slot, rows, ticket.sequence), socket.MSG_DONTWAIT)
         except OSError as error:
             raise self._lose(error) from error
         return ticket
@@ -143,7 +140,7 @@ class SharedMemory:
     def wait(self, ticket: Ticket, timeout_s: float) -> bool:
         """Whether the answer has come. Raises what it says, TableUnavailable when none can come any more."""
         deadline = time.monotonic() + timeout_s
-        with self._turns:
+        with self._lock:
             while ticket.status is None:
                 if self.is_lost:
                     raise TableUnavailable("the daemon closed the doorbell", sent=True)
@@ -159,7 +156,7 @@ class SharedMemory:
 
     def give_back(self, ticket: Ticket) -> None:
         """The slot of an answered ticket may be used again."""
-        with self._turns:
+        with self._lock:
             if self._tickets.get(ticket.slot) is ticket:
                 del self._tickets[ticket.slot]
                 self._free.append(ticket.slot)
@@ -167,7 +164,7 @@ class SharedMemory:
 
     def quarantine(self, ticket: Ticket) -> None:
         """Nobody waits for this ticket any more: its slot stays out of use."""
-        with self._turns:
+        with self._lock:
             self._tickets.pop(ticket.slot, None)
 
     def close(self) -> None:
@@ -198,20 +195,23 @@ class SharedMemory:
         timeval = struct.pack("ll", int(_LOOK_S), int(_LOOK_S % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
-    def _take_slot(self, deadline: float) -> int:
-        with self._turns:
+    def _take_slot(self, rows: int, deadline: float) -> Ticket:
+        with self._lock:
             while not self._free:
                 if self.is_lost:
                     raise TableUnavailable("no slot of the region can be used any more")
                 if time.monotonic() > deadline:
                     raise TableUnavailable("all slots of the region are in use")
                 self._turns.wait(_LOOK_S)
-            return self._free.pop()
+            self._sequence += 1
+            ticket = Ticket(self._free.pop(), rows, self._sequence)
+            self._tickets[ticket.slot] = ticket
+            return ticket
 
     def _listen(self) -> None:
-        """Receive one answer or none, with `_turns` held but for the wait itself."""
+        """Receive one answer or none, with the lock held but for the wait itself."""
         self._listening = True
-        self._turns.release()
+        self._lock.release()
         try:
             message = self._socket.recv(bell.RING_BYTES + 1)
         except (BlockingIOError, InterruptedError):
@@ -219,7 +219,7 @@ class SharedMemory:
         except OSError as error:
             raise self._lose(error) from error
         finally:
-            self._turns.acquire()
+            self._lock.acquire()
             self._listening = False
         if message is not None:
             self._note(message)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from ple_inference.reference.table_embedding import NgramConstants, TableEmbedding
+from ple_inference.reference.table_embedding import TableEmbedding, constants_of
 
 # Typed too loosely to be checked against.
 _Qwen4Exp: Any = transformers.Qwen4ExpForConditionalGeneration
@@ -32,7 +32,7 @@ class ReferenceModel(_Qwen4Exp):  # type: ignore[misc]
         (layer,) = [layer for layer in self.model.language_model.layers if layer.ple is not None]
         own = layer.ple.ple_embedding
         dtype = own.ngram_embedding.weight.dtype
-        layer.ple.ple_embedding = TableEmbedding(NgramConstants.of(own), own.layer_idx, dtype)
+        layer.ple.ple_embedding = TableEmbedding(constants_of(own), own.layer_idx, dtype)
         table: TableEmbedding = layer.ple.ple_embedding
         return table
 

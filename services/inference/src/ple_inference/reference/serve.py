@@ -132,7 +132,7 @@ class _Server:
     def _load(self) -> Service:
         # Imported here, while health is already served: torch and transformers take seconds.
         from ple_inference.reference.service import load_service
-        from ple_inference.reference.table_check import WrongTableError
+        from ple_inference.table_check import WrongTableError
 
         try:
             return load_service(self._settings, self._checkpoint, self._metrics, self._client)

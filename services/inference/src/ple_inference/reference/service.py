@@ -15,9 +15,9 @@ from ple_inference.reference.engine import Engine
 from ple_inference.reference.grammar import GrammarCompiler
 from ple_inference.reference.images import ImageReader
 from ple_inference.reference.model import load_model
-from ple_inference.reference.table_check import PROTOCOL_VERSION, WrongTableError, check_table
 from ple_inference.reference.vocabulary import Vocabulary
 from ple_inference.settings import Settings
+from ple_inference.table_check import PROTOCOL_VERSION, WrongTableError, check_table, row_type_of
 from ple_rpc.client import TableClient
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def load_service(
         raise WrongTableError(
             f"the daemon speaks protocol {described.protocol_version}, this service {PROTOCOL_VERSION}"
         )
-    check_table(described.table, model.table.constants, checkpoint.config)
+    check_table(described.table, model.table.constants, row_type_of(checkpoint.config))
     model.table.connect(client)
     model.table.observe_lookup_s = metrics.lookup_s.observe
     vocabulary = Vocabulary(checkpoint.path)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ple_inference.table_check import NgramConstants
 from ple_rpc.table.v1 import table_pb2
 
 # Transformers keeps the ids before the newest token as one more "conv state" of the layer's cache.
@@ -37,38 +37,24 @@ class RowSource(Protocol):
     ) -> bytes: ...
 
 
-@dataclass(frozen=True)
-class NgramConstants:
-    """Hash and shape of the table that a model was trained with."""
+def constants_of(own: Any) -> NgramConstants:
+    """The constants of Transformers' `Qwen4ExpTextNGramEmbedding`, which may lie on the meta device."""
+    from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4_exp
 
-    ngram_size: int
-    heads_per_ngram: int
-    eos_token_id: int
-    multipliers: tuple[int, ...]
-    head_sizes: tuple[int, ...]
-    head_offsets: tuple[int, ...]
-    rows: int
-    row_elements: int
-
-    @classmethod
-    def of(cls, own: Any) -> NgramConstants:
-        """The constants of Transformers' `Qwen4ExpTextNGramEmbedding`, which may lie on the meta device."""
-        from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4_exp
-
-        with torch.device("cpu"):
-            multipliers = qwen4_exp._build_layer_multipliers(
-                own.unigram_vocab_size, own.ngram_size, own.ple_layer_index, own.seed
-            )
-        return cls(
-            ngram_size=own.ngram_size,
-            heads_per_ngram=own.heads_per_ngram,
-            eos_token_id=own.eos_token_id,
-            multipliers=tuple(multipliers.tolist()),
-            head_sizes=tuple(own.head_vocab_sizes),
-            head_offsets=tuple(own.head_offsets),
-            rows=own.ngram_embedding.num_embeddings,
-            row_elements=own.ngram_embedding.embedding_dim,
+    with torch.device("cpu"):
+        multipliers = qwen4_exp._build_layer_multipliers(
+            own.unigram_vocab_size, own.ngram_size, own.ple_layer_index, own.seed
         )
+    return NgramConstants(
+        ngram_size=own.ngram_size,
+        heads_per_ngram=own.heads_per_ngram,
+        eos_token_id=own.eos_token_id,
+        multipliers=tuple(multipliers.tolist()),
+        head_sizes=tuple(own.head_vocab_sizes),
+        head_offsets=tuple(own.head_offsets),
+        rows=own.ngram_embedding.num_embeddings,
+        row_elements=own.ngram_embedding.embedding_dim,
+    )
 
 
 class TableEmbedding(nn.Module):
