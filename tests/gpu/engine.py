@@ -17,7 +17,7 @@ from typing import IO, Any
 from ple_rpc.client import TableClient
 
 READY_S = 120.0
-SHUTDOWN_S = 30.0
+SHUTDOWN_S = 12.0
 PY_SPY = "py-spy"
 
 

@@ -121,6 +121,11 @@ class Recorder:
             self.hints = state._hints
         state._hints = self.hints if on else NoHints()
 
+    def block_size(self) -> int:
+        """Tokens of the largest block that this rank's cache is cut into."""
+        groups = self.model_runner.kv_cache_config.kv_cache_groups  # type: ignore[attr-defined]
+        return max(group.kv_cache_spec.block_size for group in groups)
+
     def table_stats(self) -> dict[str, Any] | None:
         link = self._link()
         return None if link is None else {**vars(link.client.stats), "shared": link.client.region is not None}
