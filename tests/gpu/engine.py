@@ -82,8 +82,9 @@ def daemon(table: Path) -> Iterator[Daemon]:
         served.close()
 
 
-def make_engine(model: Path, address: str, pp: int, **arguments: Any) -> Any:
-    """vLLM's LLM with the plugin, as the launcher would configure it."""
+@contextmanager
+def running_engine(model: Path, address: str, pp: int, **arguments: Any) -> Iterator[Any]:
+    """vLLM's LLM with the plugin, as the launcher would configure it; its processes end with the body."""
     from vllm import LLM
 
     options: dict[str, Any] = {
@@ -106,23 +107,18 @@ def make_engine(model: Path, address: str, pp: int, **arguments: Any) -> Any:
             "cudagraph_capture_sizes": [1, 2, 4, 8],
         },
     }
-    return LLM(**(options | arguments))
-
-
-def sampling(tokens: int, **arguments: Any) -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, **arguments)
-
-
-def prompts(rows: list[list[int]]) -> list[dict[str, list[int]]]:
-    return [{"prompt_token_ids": row} for row in rows]
+    llm = LLM(**(options | arguments))
+    try:
+        yield llm
+    finally:
+        # A script that ends without this waits for its engine, which waits for requests.
+        llm.llm_engine.engine_core.shutdown()
 
 
 def run_scenario(
     name: str, settings: dict[str, Any], out: Path, deadline_s: float, gpus: str
 ) -> dict[str, Any]:
-    """Run `scenarios.NAME(settings)` in a process with these GPUs; the findings say error when it failed."""
+    """Run a module's `run(settings)` in a process with these GPUs; the findings say error when it failed."""
     result, log = out / f"{name}.json", out / f"{name}.log"
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": gpus,
@@ -152,8 +148,8 @@ def run_scenario(
 
 _CODE = """
 import json, pathlib, sys
-import scenarios
-found = getattr(scenarios, sys.argv[1])(json.loads(sys.argv[2]))
+from importlib import import_module
+found = import_module(sys.argv[1]).run(json.loads(sys.argv[2]))
 result = pathlib.Path(sys.argv[3])
 result.with_suffix(".part").write_text(json.dumps(found))
 result.with_suffix(".part").rename(result)
