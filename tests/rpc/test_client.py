@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from ple_rpc import errors
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.connection import open_connection
+from ple_rpc.lookup_stream import LookupStream
+from ple_rpc.table.v1 import table_service_pb2
 
 FAST = ClientOptions(lookup_deadline_s=20.0, hang_check_s=0.3, call_deadline_s=0.5, backoff_max_s=0.05)
 
@@ -197,6 +199,37 @@ def test_close_ends_a_lookup_that_waits(daemon):
     client.close()
     with pytest.raises(errors.TableUnavailable):
         lookup.result()
+
+
+def test_streams_in_use_when_the_connection_closes_are_closed_too(daemon):
+    """One that ends its lookup a moment later must not be kept by a connection that nobody closes again."""
+    connection, _ = open_connection(daemon.address, None, 5)
+    request = table_service_pb2.LookupRequest(row_ids_le64=bytes(8))
+    lookup = LookupStream.lookup
+
+    def lookup_and_close(stream, *arguments):
+        rows = lookup(stream, *arguments)
+        connection.close()
+        return rows
+
+    before = threading.active_count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LookupStream, "lookup", lookup_and_close)
+        assert connection.lookup([request], 5)
+    wait_for(lambda: threading.active_count() <= before, "end of the stream's threads")
+
+
+def test_few_idle_streams_are_kept(daemon):
+    with TableClient(daemon.address, FAST) as client:
+        client.wait_ready(5)
+        daemon.table.hold = threading.Event()
+        lookups = [Lookup(client, [i]) for i in range(6)]
+        wait_for(lambda: daemon.table.lookups_seen >= 6, "lookups")
+        daemon.table.hold.set()
+        for lookup in lookups:
+            lookup.result()
+        is_guard = lambda thread: thread.name == "ple-lookup-deadline"  # noqa: E731
+        wait_for(lambda: sum(map(is_guard, threading.enumerate())) == 2, "all but two closed")
 
 
 def test_close_ends_a_wait_for_the_daemon(tmp_path):

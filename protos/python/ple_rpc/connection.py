@@ -1,7 +1,7 @@
 """One gRPC connection to the daemon, proven alive before it is used and never reused once it failed."""
 
+import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
 
@@ -62,7 +62,8 @@ class Connection:
         self._channel = _channel(address, credentials)
         stub: Any = table_service_pb2_grpc.TableServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._stub = cast("_Stub", stub)
-        self._idle_streams: deque[LookupStream] = deque()
+        self._idle_streams: list[LookupStream] | None = []  # None: closed
+        self._idle_lock = threading.Lock()
         self.session: Session | None = None
 
     @property
@@ -95,19 +96,28 @@ class Connection:
 
     def lookup(self, requests: list[table_service_pb2.LookupRequest], timeout_s: float) -> bytes:
         """Rows of several lookups, concatenated in order, over a stream that is kept for the next lookup."""
-        try:
-            stream = self._idle_streams.pop()
-        except IndexError:
-            stream = LookupStream(self._stub.LookupStream)
+        stream = self._take_stream()
         try:
             rows = stream.lookup(requests, timeout_s)
         except BaseException:
             stream.close()
             raise
-        self._idle_streams.append(stream)
-        while len(self._idle_streams) > _MAX_IDLE_STREAMS:
-            self._idle_streams.popleft().close()
+        self._keep(stream)
         return rows
+
+    def _take_stream(self) -> LookupStream:
+        with self._idle_lock:
+            if self._idle_streams:
+                return self._idle_streams.pop()
+        return LookupStream(self._stub.LookupStream)
+
+    def _keep(self, stream: LookupStream) -> None:
+        """For the next lookup, unless enough are kept or the connection was closed meanwhile."""
+        with self._idle_lock:
+            if self._idle_streams is not None and len(self._idle_streams) < _MAX_IDLE_STREAMS:
+                self._idle_streams.append(stream)
+                return
+        stream.close()
 
     def _sign(
         self, hint: table_service_pb2.PrefetchRequest | table_service_pb2.CancelPrefetchRequest
@@ -125,8 +135,10 @@ class Connection:
     def close(self) -> None:
         if self.session is not None:
             self.session.close()
-        while self._idle_streams:
-            self._idle_streams.pop().close()
+        with self._idle_lock:
+            idle, self._idle_streams = self._idle_streams or [], None
+        for stream in idle:
+            stream.close()
         self._channel.close()
 
 
