@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -352,6 +353,26 @@ def test_connections_that_say_nothing_are_dismissed_and_hold_nobody_up(daemon: D
         assert one.ask(0, [1]) is Code.OK
     for connection in silent:
         connection.close()
+
+
+def test_without_descriptors_the_doorbell_waits_quietly(daemon: Daemon) -> None:
+    """Connections that nobody can accept stay readable: no reason to spin, and to fill the log.
+
+    Those who are in are served, though there may be fewer descriptors than seats.
+    """
+    pid, bell_path = daemon.process.pid, str(daemon.run_dir / "bell.sock")
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with peer(daemon) as one, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        late.connect(bell_path)
+        started_s = time.monotonic()
+        eventually(lambda: daemon.log.count("doorbell pauses") >= 3, "a third try")
+        assert time.monotonic() - started_s > 1.5
+        assert one.ask(0, [1]) is Code.OK
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        late.settimeout(DEADLINE_S)
+        late.send(b"x")
+        assert b"a greeting has" in late.recv(bell.MAX_WELCOME_BYTES)
 
 
 # -- attacks after attaching -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import array
 import contextlib
 import logging
+import math
 import os
 import selectors
 import socket
@@ -52,6 +53,7 @@ class Doorbell:
         self.path = run_dir.path / BELL_NAME
         self._listener = _listen(run_dir)
         self._waiting: dict[socket.socket, float] = {}
+        self._resumes_s = math.inf
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(plane.notice, selectors.EVENT_READ, lambda _: plane.collect())
@@ -82,15 +84,29 @@ class Doorbell:
                     # One peer's oddity must not end the doorbell of all.
                     _log.exception("doorbell failed")
             self._dismiss_the_silent()
+            self._resume()
 
     def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            # Out of descriptors, most likely: the peer still waits, and would be tried again at once.
+            _log.warning("doorbell pauses reason=%s", error.strerror)
+            self._selector.unregister(listener)
+            self._resumes_s = time.monotonic() + _LOOK_S
+            return
         connection.setblocking(False)
         if len(self._waiting) >= _MAX_WAITING:
             connection.close()
             return
         self._waiting[connection] = time.monotonic() + _GREETING_S
         self._selector.register(connection, selectors.EVENT_READ, self._greet)
+
+    def _resume(self) -> None:
+        """Accept again, some time after that failed."""
+        if time.monotonic() >= self._resumes_s:
+            self._resumes_s = math.inf
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _dismiss_the_silent(self) -> None:
         now_s = time.monotonic()

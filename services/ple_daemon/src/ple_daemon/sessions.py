@@ -26,7 +26,7 @@ class Session:
 
     def __init__(self, name: str) -> None:
         self.token = os.urandom(TOKEN_BYTES)
-        self.name = "".join(c for c in name if c.isprintable())[:_MAX_NAME_CHARS] or "unnamed"
+        self.name = "".join(c for c in name[:_MAX_NAME_CHARS] if c.isprintable()) or "unnamed"
         self.region: MappedRegion | None = None
         self.closed = False
         self._events: queue.Queue[Event | None] = queue.Queue(_MAX_EVENTS + 1)

@@ -189,23 +189,27 @@ def _read_exactly(
 @njit(nogil=True, cache=True)
 def serve_bells(board: int, places: Int64Array) -> None:
     """Answer rings until STOP. One ring of a session at a time, so that none can crowd out another."""
-    polled = np.empty(MAX_SEATS + 1, np.int64)
+    polled = np.empty(1 + MAX_SEATS, np.int64)
+    seats = np.empty(1 + MAX_SEATS, np.int64)
     ring = np.empty(4, np.int64)  # room to see that a message is too long
     ids = np.empty(DECODE_MAX_ROWS, np.int64)
     store(board, _BELLS_RUN, 1)
     while load(board, _STOP) == 0:
+        polled[0] = load(board, _BELL_WAKE) | POLLIN << 32
+        count = 1
         for number in range(MAX_SEATS):
-            polled[number] = (
-                _descriptor(board, board + _SEATS_AT + number * _SEAT_BYTES) & _LOW | POLLIN << 32
-            )
-        polled[MAX_SEATS] = load(board, _BELL_WAKE) | POLLIN << 32
-        if poll(polled.ctypes.data, polled.size, _POLL_MS) <= 0:
+            fd = _descriptor(board, board + _SEATS_AT + number * _SEAT_BYTES)
+            if fd >= 0:
+                polled[count], seats[count] = fd | POLLIN << 32, number
+                count += 1
+        # Only what is open: poll refuses to look at more than the process may open.
+        if poll(polled.ctypes.data, count, _POLL_MS) <= 0:
             continue
-        if polled[MAX_SEATS] >> 48:
+        if polled[0] >> 48:
             read_fd(load(board, _BELL_WAKE), ring.ctypes.data, _WORD)
-        for number in range(MAX_SEATS):
-            if polled[number] >> 48:
-                _hear(board, places, number, ring, ids)
+        for index in range(1, count):
+            if polled[index] >> 48:
+                _hear(board, places, seats[index], ring, ids)
 
 
 @njit(nogil=True, cache=True)
