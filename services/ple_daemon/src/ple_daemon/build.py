@@ -37,6 +37,7 @@ def build(source: Path, out: Path, *, force: bool = False) -> bool:
         layout, fingerprint = table.layout, table.fingerprint.hex()
     if not force and _is_same(out, fingerprint):
         return False
+    _check_name(source, layout, out)
     _check_space(out, layout)
     try:
         with _private_file(out.with_name(f".{out.name}.tmp")) as file:
@@ -77,6 +78,17 @@ def _is_same(out: Path, fingerprint: str) -> bool:
             return table.fingerprint.hex() == fingerprint
     except TableRefusedError:
         return False
+
+
+def _check_name(source: Path, layout: TableLayout, out: Path) -> None:
+    """A rename replaces what it meets: not the table that is read, nor the description of another one."""
+    if out.suffix == ".json":
+        raise TableRefusedError(f"{out}: the name of a description; choose one like table.ple")
+    files = {segment.path for segment in layout.segments}
+    files |= set(source.iterdir()) if source.is_dir() else {source, sidecar_path(source)}
+    for path in (out, sidecar_path(out)):
+        if path.exists() and any(path.samefile(file) for file in files if file.exists()):
+            raise TableRefusedError(f"{path}: belongs to the table that is read; choose another name")
 
 
 def _check_space(out: Path, layout: TableLayout) -> None:
