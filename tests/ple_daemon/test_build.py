@@ -67,6 +67,25 @@ def test_an_invalid_file_is_written_again(damage: str, flat: Path, checkpoint: P
     assert flat.read_bytes() == good
 
 
+@pytest.mark.parametrize(
+    "name", ["model-00001-of-00003.safetensors", "config.json", "model.safetensors.index.json", "config"]
+)
+def test_what_is_read_is_not_replaced(name: str, checkpoint: Path) -> None:
+    """`config` would be described by config.json."""
+    before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    with pytest.raises(TableRefusedError, match="choose"):
+        build(checkpoint, checkpoint / name, force=True)
+    assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
+
+
+def test_a_flat_file_that_is_read_is_not_replaced(flat: Path) -> None:
+    with pytest.raises(TableRefusedError, match=r"table\.ple: belongs to the table that is read"):
+        build(flat, flat, force=True)
+    with pytest.raises(TableRefusedError, match="the name of a description"):
+        build(flat, sidecar_path(flat))
+    assert verify(flat)
+
+
 @pytest.mark.parametrize("place", ["table.ple", "table.ple.json"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_nothing_but_a_file_is_replaced(
@@ -161,6 +180,10 @@ BAD_FLAT = {
         "not what its",
     ),
     "altered head size": (edit_sidecar(lambda s: s["hash"]["head_sizes"].__setitem__(0, 3)), "do not fit"),
+    "long number": (
+        edit_sidecar(lambda s: s["hash"]["multipliers"].__setitem__(0, 1 << 63)),
+        "do not fit in 64 bits",
+    ),
     "head missing": (edit_sidecar(lambda s: s["hash"]["head_sizes"].pop()), "do not fit together"),
     "other content": (
         lambda f: f.write_bytes(bytes(f.stat().st_size)),

@@ -160,6 +160,8 @@ def test_d13_a_missing_scale_is_refused(tmp_path: Path) -> None:
         ({"ngram_vocab_size_base": 300}, "short shard"),
         ({"eos_token_id": None}, "bad PLE config: KeyError: 'eos_token_id'"),
         ({"vocab_size": "many"}, "bad PLE config: ValueError"),
+        ({"ple_embed_dim": float("inf")}, "bad PLE config: OverflowError"),
+        ({"eos_token_id": 2**31}, "bad PLE config: ValueError: eos_token_id is 2147483648"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"ple_layer_ids": 2}, "ple_layer_ids is no list of numbers"),
         ({"ple_layer_ids": [[2]]}, "ple_layer_ids is no list of numbers"),

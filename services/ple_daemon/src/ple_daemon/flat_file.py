@@ -10,6 +10,7 @@ from ple_daemon.strict_json import read_object
 from ple_daemon.table_format import RowType, Segment, TableLayout, is_usable_scale
 
 FORMAT = "ple-table-1"
+_INT64 = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,9 @@ def _check(table: Path, path: Path, sidecar: Sidecar) -> None:
     shapes = (len(constants.multipliers), len(constants.head_sizes), len(constants.head_offsets))
     if shapes != (constants.ngram_size, heads, heads) or heads <= 0 or min(constants.head_sizes) <= 0:
         raise TableRefusedError(f"{path}: hash constants do not fit together")
+    numbers = constants.eos_token_id, *constants.multipliers, *constants.head_sizes
+    if not all(-_INT64 <= number < _INT64 for number in numbers):
+        raise TableRefusedError(f"{path}: hash constants do not fit in 64 bits")
     offsets = tuple(sum(constants.head_sizes[:head]) for head in range(heads))
     if constants.head_offsets != offsets or constants.used_rows > layout.rows or layout.row_elements <= 0:
         raise TableRefusedError(f"{path}: hash constants do not fit a table of {layout.rows} rows")

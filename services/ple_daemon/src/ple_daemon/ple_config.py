@@ -43,7 +43,7 @@ def read_config(path: Path) -> PleConfig:
         raise TableRefusedError(f"{path}: {len(layers)} PLE layers {layers}; exactly one is supported")
     try:
         return _ple_config(path, whole, text, int(layers[0]))
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise TableRefusedError(f"{path}: bad PLE config: {type(error).__name__}: {error}") from error
 
 
@@ -51,7 +51,7 @@ def _ple_config(path: Path, whole: dict[str, Any], text: dict[str, Any], layer: 
     eos = text["eos_token_id"]
     constants = derive(
         vocab_size=_bounded("vocab_size", text["vocab_size"], 1, 2**31 - 1),
-        eos_token_id=int(eos[0] if isinstance(eos, list) else eos),
+        eos_token_id=_bounded("eos_token_id", eos[0] if isinstance(eos, list) else eos, -(2**31), 2**31 - 1),
         ngram_size=_bounded("ngram_size", text.get("ngram_size", 3), 2, 8),
         heads_per_ngram=_bounded("heads_per_ngram", text.get("heads_per_ngram", 8), 1, 256),
         ngram_vocab_size_base=_bounded(
