@@ -42,6 +42,29 @@ def test_socket_and_folder_are_private(start: Start, shared_checkpoint: Path, ru
     assert names(run_dir) == ["bell.sock", "daemon.lock", "table.sock"]
 
 
+def test_a_folder_that_all_users_share_is_left_alone(command: Callable, run_dir: Path) -> None:
+    run_dir.mkdir()
+    (run_dir / "other").touch()
+    run_dir.chmod(0o1777)
+    done = command("serve", "table", "--run-dir", run_dir, "--http-address", "127.0.0.1:0")
+    assert done.returncode == 1
+    assert f"run directory {run_dir}: all users share it; choose another" in done.stderr.splitlines()[-1]
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o1777
+    assert names(run_dir) == ["other"]
+
+
+def test_only_private_sockets_of_dead_daemons_are_removed(
+    start: Start, shared_checkpoint: Path, run_dir: Path
+) -> None:
+    run_dir.mkdir()
+    for name in (".t1.txt", ".b2-notes", ".t3"):
+        (run_dir / name).touch()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(run_dir / ".t4"))
+    start(shared_checkpoint).wait_ready()
+    assert names(run_dir) == [".b2-notes", ".t1.txt", ".t3", "bell.sock", "daemon.lock", "table.sock"]
+
+
 @pytest.mark.parametrize("how", ["removed", "replaced", "with its folder"])
 def test_a_daemon_whose_socket_is_gone_ends(
     start: Start, shared_checkpoint: Path, run_dir: Path, how: str
@@ -239,12 +262,14 @@ def test_a_missing_table_is_one_line(command: Callable) -> None:
         ("drain_timeout_s", "-1"),
         ("http_address", "nowhere"),
         ("max_concurrent_calls", "1.5"),
+        ("table", "/t\udcff"),
+        ("run_dir", "/r\udcff"),
     ],
 )
 def test_bad_settings_name_option_and_variable(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    option = "--" + name.replace("_", "-")
+    option = "TABLE" if name == "table" else "--" + name.replace("_", "-")
     monkeypatch.setenv("PLE_DAEMON_TABLE", "/table")
     monkeypatch.setenv(f"PLE_DAEMON_{name.upper()}", value)
     with pytest.raises(SettingsError, match=f"^{option} or PLE_DAEMON_{name.upper()}: "):

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import re
+import stat
 from pathlib import Path
 
 from ple_daemon.errors import EndpointError
@@ -10,6 +12,8 @@ from ple_rpc.rundir import TABLE_SOCKET_NAME, check_socket_path
 
 _LOCK_NAME = "daemon.lock"
 _SOCKET_MODE = 0o660
+_PRIVATE_SOCKET = re.compile(r"\.[bt]\d+")
+_OWN_NAMES = {_LOCK_NAME, TABLE_SOCKET_NAME, BELL_NAME}
 
 
 class RunDirectory:
@@ -30,8 +34,9 @@ class RunDirectory:
             raise EndpointError(str(error)) from error
         self._published: dict[str, tuple[int, int]] = {}
         self._lock_fd = self._lock()
-        for stale in path.glob(".[bt][0-9]*"):
-            stale.unlink()
+        for stale in path.iterdir():
+            if _PRIVATE_SOCKET.fullmatch(stale.name) and stat.S_ISSOCK(stale.lstat().st_mode):
+                stale.unlink()
 
     def private_path(self, name: str) -> Path:
         """Where the socket that will be called `name` is bound."""
@@ -63,6 +68,14 @@ class RunDirectory:
             return False
         return (status.st_dev, status.st_ino) == self._published[name]
 
+    def _refuse_public(self, mode: int) -> None:
+        """Refuse a folder like the one of temporary files: closing it to others would hurt them."""
+        names = {path.name for path in self.path.iterdir() if not _PRIVATE_SOCKET.fullmatch(path.name)}
+        if mode & stat.S_IWOTH and names - _OWN_NAMES:
+            raise EndpointError(
+                f"run directory {self.path}: all users share it; choose another --run-dir, which may be new"
+            )
+
     def _lock(self) -> int:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,6 +85,7 @@ class RunDirectory:
                     f"run directory {self.path}: belongs to another user; choose another --run-dir"
                 )
             if status.st_uid == os.getuid() and status.st_mode & 0o007:
+                self._refuse_public(status.st_mode)
                 self.path.chmod(status.st_mode & 0o770)
             fd = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ple_daemon.errors import DaemonError
@@ -14,6 +14,18 @@ from ple_rpc.rundir import run_directory
 PREFIX = "PLE_DAEMON_"
 # Kubernetes and compose links inject such names for any service that is called ple-daemon.
 _INJECTED = ("_PORT", "_PORT_", "_SERVICE_")
+
+
+def _as_text(path: Path) -> Path:
+    """gRPC takes text alone, and paths appear in its errors and events."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError("the path is not UTF-8; rename it, or give a link with another name") from None
+    return path
+
+
+TextPath: TypeAlias = Annotated[Path, AfterValidator(_as_text)]
 
 
 class SettingsError(DaemonError):
@@ -25,9 +37,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    table: Path
+    table: TextPath
     """A checkpoint folder, or a file that `ple-daemon build` made."""
-    run_dir: Path = Field(default_factory=lambda: run_directory(os.environ, Path.cwd()))
+    run_dir: TextPath = Field(default_factory=lambda: run_directory(os.environ, Path.cwd()))
     """Where table.sock and the lock live; mode 0700."""
     http_address: Annotated[str, Field(pattern=r"^[^\s]+:\d{1,5}$")] = "127.0.0.1:8200"
     """host:port of /livez, /readyz and /metrics."""
