@@ -190,8 +190,12 @@ def test_refusals_are_one_line(large_file: Path, tmp_path: Path, capsys: pytest.
     assert main(["probe", str(large_file), "--plot", str(tmp_path / "none" / "out.png")]) == 1
     with pytest.raises(SystemExit, match="2"):
         main(["probe", str(large_file), "--seconds", "-1"])
+    with pytest.raises(SystemExit, match="2"):
+        main(["probe", str(tmp_path), "--size-gib", "1e300"])
+    assert main(["probe", str(tmp_path), "--size-gib", "0.01"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 5
+    assert "choose a larger --size-gib" in lines[-1]
     assert all(line.startswith("ple-daemon: ") for line in lines)
 
 

@@ -139,6 +139,7 @@ def test_what_a_start_refuses(keys: Keys, tmp_path: Path) -> None:
         ),
         ((None, None, None), "tcp://[::]:8300", "can be reached from other hosts"),
         ((None, None, None), "tcp://table.example:8300", "can be reached from other hosts"),
+        ((None, None, None), "tcp://127.0.0.1:99999", "there is no port 99999"),
         ((certificate, None, None), LISTEN, "also needs --tls-key and --tls-client-ca"),
         ((certificate, key, None), everywhere, "also needs --tls-client-ca"),
         ((certificate, none, keys.ca), everywhere, "cannot be read: No such file"),

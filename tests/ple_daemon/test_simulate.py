@@ -155,6 +155,7 @@ def test_formats(name: str, tmp_path: Path) -> None:
         ("a.jsonl", b'{"prompt": [1.5]}', r"line 1 is no request"),
         ("a.jsonl", b'{"prompt": "text"}', r"line 1 is no request"),
         ("a.jsonl", b"[1, 2]", r"line 1 is no request"),
+        ("a.jsonl", b"[" * 100_000, r"line 1 is no request"),
     ],
 )  # fmt: skip
 def test_bad_traces(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
@@ -203,3 +204,13 @@ def test_refusals_are_one_line(arguments: list[str], reason: str, capsys: pytest
     assert error.startswith("ple-daemon: ")
     assert reason in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--tokens", "0"], ["--tokens", "9" * 15], ["--cache-gib", "1e300"], ["--page-cache-gib", "-1"]],
+)
+def test_impossible_sizes_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["simulate", "--synthetic", "zipf", *arguments])
+    assert capsys.readouterr().err.startswith(f"ple-daemon: argument {arguments[0]}: {arguments[1]}")

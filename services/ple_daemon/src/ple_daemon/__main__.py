@@ -13,6 +13,9 @@ from ple_daemon.errors import DaemonError
 
 _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
+_MAX_GIB = 1 << 20
+_MAX_TOKENS = 1_000_000_000
+
 _EXAMPLES = """examples:
   ple-daemon serve /models/flash-next                       read the shards of a checkpoint in place
   ple-daemon serve table.ple --http-address 127.0.0.1:8200  read a flat file
@@ -208,9 +211,7 @@ def _add_probe(commands: _Commands) -> None:
         "path", type=Path, help="a large file on the drive (best: the table), or a folder to write into"
     )
     probe.add_argument("--seconds", type=_positive, default=60.0, help="how long latency is watched (60)")
-    probe.add_argument(
-        "--size-gib", type=_positive, default=8.0, help="of the scratch file made in a folder (8)"
-    )
+    probe.add_argument("--size-gib", type=_gib, default=8.0, help="of the scratch file made in a folder (8)")
     probe.add_argument("--plot", type=Path, metavar="OUT.png", help="also draw it (needs ple-daemon[plot])")
     probe.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
 
@@ -230,16 +231,18 @@ def _add_simulate(commands: _Commands) -> None:
         "--checkpoint", type=Path, help="folder with config.json (default: the released constants)"
     )
     simulate.add_argument(
-        "--cache-gib", type=_positive, nargs="+", default=[2.4], help="extra memory, one or more (2.4)"
+        "--cache-gib", type=_gib, nargs="+", default=[2.4], help="extra memory, one or more (2.4)"
     )
     simulate.add_argument(
-        "--page-cache-gib", type=_positive, default=2.5, help="memory that the table has anyway (2.5)"
+        "--page-cache-gib", type=_gib, default=2.5, help="memory that the table has anyway (2.5)"
     )
     simulate.add_argument(
         "--learn", type=_share, default=0.5, help="share of the trace that warms and teaches (0.5)"
     )
     simulate.add_argument("--synthetic", choices=["zipf"], help="make a trace instead of reading one")
-    simulate.add_argument("--tokens", type=int, default=1_000_000, help="of a synthetic trace (1,000,000)")
+    simulate.add_argument(
+        "--tokens", type=_tokens, default=1_000_000, help="of a synthetic trace (1,000,000)"
+    )
     simulate.add_argument(
         "--plot", type=Path, metavar="OUT.png", help="also draw it (needs ple-daemon[plot])"
     )
@@ -250,6 +253,20 @@ def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _gib(text: str) -> float:
+    value = _positive(text)
+    if value > _MAX_GIB:
+        raise argparse.ArgumentTypeError(f"{text} GiB are more than any machine has")
+    return value
+
+
+def _tokens(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= _MAX_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 to {_MAX_TOKENS:,} tokens")
     return value
 
 

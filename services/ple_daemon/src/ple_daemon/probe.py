@@ -145,6 +145,11 @@ def _one_at_a_time(file: DirectFile, rng: np.random.Generator, seconds: float) -
 @contextmanager
 def _subject(path: Path, scratch_bytes: int) -> Iterator[Path]:
     if path.is_dir():
+        if scratch_bytes < MIN_FILE_BYTES:
+            raise DaemonError(
+                f"{path}: a scratch file of {scratch_bytes:,} bytes, the drive's own cache would answer; "
+                "choose a larger --size-gib"
+            )
         with scratch_file(path, scratch_bytes) as scratch:
             yield scratch
         return

@@ -12,6 +12,7 @@ import grpc
 from ple_daemon.errors import EndpointError
 
 _SCHEME = "tcp://"
+_MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,10 @@ def remote_endpoint(
 ) -> RemoteEndpoint:
     """Check what was asked for. Raises EndpointError, which says what to do."""
     address = listen.removeprefix(_SCHEME)
-    host = address.rpartition(":")[0].strip("[]")
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if int(port) > _MAX_PORT:  # gRPC would take the rest of the division
+        raise EndpointError(f"--listen {listen}: there is no port {port}; ports end at {_MAX_PORT}")
     options = {"--tls-cert": certificate, "--tls-key": key, "--tls-client-ca": client_ca}
     missing = [option for option, path in options.items() if path is None]
     if certificate is None or key is None or client_ca is None:

@@ -75,7 +75,7 @@ def _requests(path: Path) -> Iterator[Sequence]:
             try:
                 request = json.loads(line)
                 prompt, output = _ids(request["prompt"]), _ids(request.get("output", []))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise TraceError(f'{where} is no request {{"prompt": [ids], "output": [ids]}}') from error
             yield Sequence(np.concatenate([prompt, output]), len(prompt))
 
