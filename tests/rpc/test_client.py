@@ -219,6 +219,22 @@ def test_streams_in_use_when_the_connection_closes_are_closed_too(daemon):
     wait_for(lambda: threading.active_count() <= before, "end of the stream's threads")
 
 
+def test_an_answer_at_the_deadline_leaves_no_stream_that_fails_at_once(daemon):
+    """Answers come as the deadline passes: either may win, and no later lookup hears of it."""
+    connection, _ = open_connection(daemon.address, None, 5)
+    request = table_service_pb2.LookupRequest(row_ids_le64=bytes(8))
+    late = 0
+    for number in range(300):
+        connection.lookup([request], 20)
+        try:
+            connection.lookup([request], 0.0003 * (1 + number % 8))
+        except errors.TableUnavailable as error:
+            assert "no rows within 0.00" in str(error)  # noqa: PT017 - there may be none
+            late += 1
+    connection.close()
+    assert late
+
+
 def test_few_idle_streams_are_kept(daemon):
     with TableClient(daemon.address, FAST) as client:
         client.wait_ready(5)

@@ -114,8 +114,9 @@ class Connection:
     def _keep(self, stream: LookupStream) -> None:
         """For the next lookup, unless enough are kept or the connection was closed meanwhile."""
         with self._idle_lock:
-            if self._idle_streams is not None and len(self._idle_streams) < _MAX_IDLE_STREAMS:
-                self._idle_streams.append(stream)
+            idle = self._idle_streams
+            if stream.is_open and idle is not None and len(idle) < _MAX_IDLE_STREAMS:
+                idle.append(stream)
                 return
         stream.close()
 

@@ -18,13 +18,18 @@ _Answer = table_service_pb2.LookupStreamResponse
 class LookupStream:
     """One lookup at a time, whose thread waits for the answers itself: a hand-over to another costs 100 us.
 
-    A stream on which a lookup failed is of no further use: close it.
+    A stream on which a lookup failed, or that is not `is_open` any more, is of no further use: close it.
     """
 
     def __init__(self, call: Callable[[Iterator[_Request]], Iterator[_Answer]]) -> None:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._call = call(iter(self._requests.get, None))
         self._guard = _DeadlineGuard(self._call.cancel)  # type: ignore[attr-defined]
+
+    @property
+    def is_open(self) -> bool:
+        """False once a deadline has passed, if only just as the answer came."""
+        return not self._guard.has_fired
 
     def lookup(self, requests: list[table_service_pb2.LookupRequest], timeout_s: float) -> bytes:
         """Rows of the requests, concatenated in order. Raises a TableError."""
@@ -65,6 +70,7 @@ class _DeadlineGuard:
         self._cancel = cancel
         self._deadline = self._wakes_at = math.inf
         self._look = threading.Event()
+        self._lock = threading.Lock()  # either the deadline passes or the answer comes
         self._ended = False
         threading.Thread(target=self._run, name="ple-lookup-deadline", daemon=True).start()
 
@@ -75,7 +81,9 @@ class _DeadlineGuard:
             self._look.set()
 
     def relax(self) -> None:
-        self._deadline = math.inf
+        """The answer is there: from now on `has_fired` is final until the next `expect`."""
+        with self._lock:
+            self._deadline = math.inf
 
     def end(self) -> None:
         self._ended = True
@@ -85,9 +93,10 @@ class _DeadlineGuard:
         while not self._ended:
             # The order matters: whoever sets an earlier deadline after this line sees it, and wakes us.
             self._wakes_at = self._deadline
-            remaining_s = self._deadline - time.monotonic()
-            if remaining_s <= 0:
-                self.has_fired = True
+            with self._lock:
+                remaining_s = self._deadline - time.monotonic()
+                self.has_fired = remaining_s <= 0
+            if self.has_fired:
                 self._cancel()
                 return
             self._look.wait(None if remaining_s == math.inf else remaining_s)
