@@ -151,6 +151,7 @@ def test_formats(name: str, tmp_path: Path) -> None:
         ("a.txt", b"9999999999", "does not fit in 32 bits"),
         ("a.txt", b"", "holds no token"),
         ("a.npy", b"nonsense", "a.npy: "),
+        ("a.npy", b"", "a.npy: "),
         ("a.jsonl", b'{"prompt": [1]}\n{"output": [1]}', r"line 2 is no request"),
         ("a.jsonl", b'{"prompt": [1.5]}', r"line 1 is no request"),
         ("a.jsonl", b'{"prompt": "text"}', r"line 1 is no request"),

@@ -42,6 +42,9 @@ def prepare(wanted: Path | None) -> Path:
             f"kernel cache {folder.parent}: compiled kernels need {_ROOM_BYTES >> 20} MiB and less is free; "
             "set PLE_DAEMON_CACHE_DIR"
         )
+    for path in folder.rglob("*.nb[ci]"):
+        if path.stat().st_size == 0:  # a power cut came before its content; numba would stumble over it
+            path.unlink(missing_ok=True)
     import numba  # after the settings are known to be right: it takes half a second
 
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]

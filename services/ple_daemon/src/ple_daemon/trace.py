@@ -44,7 +44,7 @@ def read_trace(path: Path) -> list[Sequence]:
             sequences = [_text(path)]
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:  # EOFError: an empty .npy
         raise TraceError(f"{path}: {error}") from error
     if not sum(len(sequence.tokens) for sequence in sequences):
         raise TraceError(f"{path}: holds no token")
