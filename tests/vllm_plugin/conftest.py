@@ -21,7 +21,15 @@ from ple_inference.vllm_plugin.wheel_source import WheelSource
 CHECKOUT = Path(__file__).resolve().parents[2]
 OURS = tuple(
     f"ple_inference.vllm_plugin.{name}"
-    for name in ("runner", "worker", "daemon_embedding", "row_source", "table_link", "model_state")
+    for name in (
+        "runner",
+        "worker",
+        "daemon_embedding",
+        "row_source",
+        "lent_slots",
+        "table_link",
+        "model_state",
+    )
 )
 
 

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 from ple_inference.vllm_plugin.table_wait import TableWait, WaitReporter
-from ple_rpc.stats import ClientStats
 
 READER = """
 import sys, pathlib
@@ -34,11 +33,11 @@ def test_another_process_reads_what_one_writes(tmp_path: Path) -> None:
 def test_the_reporter_follows_the_client(tmp_path: Path) -> None:
     path = tmp_path / "wait"
     asked = threading.Semaphore(0)
-    stats = [ClientStats(lookups=3)]
+    progress: list[tuple[float | None, int]] = [(None, 3)]
 
-    def look() -> ClientStats:
+    def look() -> tuple[float | None, int]:
         asked.release()
-        return stats[0]
+        return progress[0]
 
     def twice() -> None:  # the first look's outcome is written before the second look
         assert asked.acquire(timeout=30)
@@ -49,7 +48,7 @@ def test_the_reporter_follows_the_client(tmp_path: Path) -> None:
         twice()
         reader = TableWait(path)
         assert (reader.waiting_since_s, reader.lookups) == (None, 3)
-        stats[0] = ClientStats(lookups=3, waiting_since=99.0)
+        progress[0] = (99.0, 3)
         twice()
         assert asked.acquire(timeout=30)
         assert reader.waiting_since_s == 99.0

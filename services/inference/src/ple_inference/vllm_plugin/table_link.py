@@ -9,7 +9,7 @@ import torch
 
 from ple_inference.table_check import NgramConstants, check_scale, check_table
 from ple_inference.vllm_plugin.daemon_embedding import DaemonNGramEmbedding
-from ple_inference.vllm_plugin.row_source import RowSource
+from ple_inference.vllm_plugin.row_source import RowSource, end_process
 from ple_inference.vllm_plugin.table_options import TableOptions
 from ple_inference.vllm_plugin.table_wait import WaitReporter
 from ple_rpc.client import ClientOptions, TableClient
@@ -18,6 +18,8 @@ from ple_rpc.table.v1 import table_pb2
 _log = logging.getLogger("vllm.triplex")
 
 _SLOTS = 4
+# After this the client looks whether the daemon lives.
+_ANSWER_S = 1.0
 _ROW_TYPES = {
     torch.bfloat16: table_pb2.ROW_TYPE_BF16,
     torch.float8_e4m3fn: table_pb2.ROW_TYPE_FP8_E4M3,
@@ -44,16 +46,21 @@ class TableLink:
             self.client.wait_ready(options.table_wait_s, lambda reason: _log.info("no table yet: %s", reason))
             check(self.client.description, ngram)
             row_bytes = self.client.description.row_bytes
-            self.rows = RowSource(self.client, max_ids, row_bytes, _SLOTS)
+            self.rows = RowSource(self.client, max_ids, row_bytes, _ANSWER_S, end_process)
+            is_shared = self.rows.connect()
             if options.wait_file is not None:
-                self._reporter = WaitReporter(Path(options.wait_file), lambda: self.client.stats)
+                self._reporter = WaitReporter(Path(options.wait_file), self._progress)
         except BaseException:
             self.client.close()
             raise
         _log.info(
             "table connected address=%s rows=%d row_bytes=%d shared_memory=%s",
-            options.table, self.client.description.rows, row_bytes, self.client.region is not None,
+            options.table, self.client.description.rows, row_bytes, is_shared,
         )  # fmt: skip
+
+    def _progress(self) -> tuple[float | None, int]:
+        """Since when a lookup waits for a daemon, and steps that were given their rows."""
+        return self.client.stats.waiting_since, self.rows.deliveries
 
     def close(self) -> None:
         if self._reporter is not None:
