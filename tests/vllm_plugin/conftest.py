@@ -26,6 +26,7 @@ OURS = tuple(
         "worker",
         "daemon_embedding",
         "row_source",
+        "stream_rows",
         "lent_slots",
         "table_link",
         "model_state",

@@ -1,166 +1,118 @@
-"""A step's rows, fetched by the CUDA stream itself: ids out, a lookup, rows in, one after the other.
+"""A step's rows: ids off the GPU, a lookup in the daemon, rows onto the GPU.
 
-The step's thread only puts the three on the stream and goes on: vLLM prepares the launch of the forward while
-ids travel and the daemon reads. The lookup is a host function in native code (`native_ring.py`).
+`stream_rows.py` does the same without the step's thread.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from collections import deque
 
 import torch
 from torch import Tensor
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
-from ple_inference.vllm_plugin import native_ring
-from ple_inference.vllm_plugin.lent_slots import LentSlots, Slot
-from ple_inference.vllm_plugin.pinned_region import launch_host_function, pinned
+from ple_inference.vllm_plugin.pinned_region import PinnedRegion, pinned
 from ple_rpc.client import TableClient
-from ple_rpc.errors import TableError
-
-_log = logging.getLogger("vllm.triplex")
+from ple_rpc.errors import NotOffered
+from ple_rpc.session import SlotRows
 
 
 class RowSource:
-    """Delivers rows on the current stream, through the client's shared region or, without one, over gRPC.
+    """Delivers rows through the client's shared region, or, where there is none, over gRPC.
 
-    A lookup that misses its answer is repeated by a thread that has the client's patience: reconnects,
-    restarts of the daemon, its deadline. Rows that cannot be had for good end the process, by `give_up`:
-    the step is on the GPU already, and must not compute with rows that are not there. One thread delivers.
+    Copies run on the current stream: what the forward reads there is complete. A slot is given back when its
+    copy has ended. Used by one thread.
     """
 
-    def __init__(
-        self,
-        client: TableClient,
-        max_ids: int,
-        row_bytes: int,
-        timeout_s: float,
-        give_up: Callable[[TableError], None],
-    ) -> None:
-        """`timeout_s` is how long an answer may take before the client looks after it."""
+    def __init__(self, client: TableClient, max_ids: int, row_bytes: int, slots: int) -> None:
         self._client = client
-        self._max_ids, self._row_bytes = max_ids, row_bytes
-        self._timeout_s = timeout_s
-        self._give_up = give_up
-        self._slots: LentSlots | None = None
-        self._staged: _Staged | None = None
+        self._row_bytes = row_bytes
+        self._ids = pinned(max_ids, torch.int64)
+        self._ids_there = torch.cuda.Event()
+        self._region: PinnedRegion | None = None
+        # One slot stays free, so that a lookup never waits for a copy of the step before.
+        self._max_copies = slots - 1
+        self._copies: deque[tuple[SlotRows, torch.cuda.Event]] = deque()
+        self._staging: Tensor | None = None
+        self._staged = torch.cuda.Event()
         self.deliveries = 0
         self.last_lookup_s = 0.0
-        """Of a lookup before the last: from the ring to the answer, as the stream saw it."""
-        self._notice_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self._is_closed = False
-        self._rescuer = threading.Thread(target=self._rescue, name="ple-rescue", daemon=True)
-        self._rescuer.start()
-
-    def connect(self) -> bool:
-        """Register shared memory with CUDA now, not in the first step; whether there is any."""
-        return self._current_slots() is not None
+        """From the ids to the answer, copies not counted."""
 
     def deliver(self, ids: Tensor, rows: Tensor) -> None:
         """ids: int64 on the GPU, any shape -> rows: uint8 on the GPU, contiguous, row_bytes for each id.
 
-        Returns at once; `rows` is right for what the current stream is given from now on.
+        Waits for the ids, so for all that the current stream has been given before. Raises a TableError, with
+        `rows` unchanged, when the daemon has not answered by the client's deadline.
         """
-        slots = self._current_slots()
-        with gpu_sync_allowed():
-            slot = None if slots is None else slots.take()
-        if slot is None:
-            self._deliver_staged(ids, rows)
+        host = self._fetch(ids)
+        start_s = time.perf_counter()
+        try:
+            slot = self._client.lookup_into_slot(host)
+        except NotOffered:
+            self._deliver_staged(host, rows)
         else:
-            self.last_lookup_s = slot.taken_s
-            slot.ask(ids.numel())
-            slot.ids.copy_(ids.view(-1), non_blocking=True)
-            launch_host_function(native_ring.ADDRESS, slot.record.ctypes.data)
-            rows.view(-1).copy_(slot.rows, non_blocking=True)
-            slot.copied.record()
+            self.last_lookup_s = time.perf_counter() - start_s
+            self._copy(slot, rows)
         self.deliveries += 1
 
     def close(self) -> None:
-        """Wait for what is on the stream, and close the client."""
-        self._drop_slots()
-        self._is_closed = True
-        os.eventfd_write(self._notice_fd, 1)
-        self._rescuer.join(5)
-        os.close(self._notice_fd)
+        """Wait for copies and close the client."""
+        self._release(keep=0)
+        if self._region is not None:
+            self._region.close()
+            self._region = None
         self._client.close()
 
-    def _current_slots(self) -> LentSlots | None:
-        """Those of the live session; each new connection to a daemon brings others."""
-        if self._slots is not None and self._slots.region is self._client.region:
-            return self._slots
-        self._drop_slots()
-        memory = self._client.lend_memory()
-        if memory is not None:
-            self._slots = LentSlots(memory, self._notice_fd, self._timeout_s)
-        return self._slots
-
-    def _drop_slots(self) -> None:
-        if self._slots is not None:
-            with gpu_sync_allowed():
-                self._slots.close()
-            self._slots = None
-
-    # -- rescue, in a thread of its own --------------------------------------------------------------
-
-    def _rescue(self) -> None:
-        while True:
-            os.eventfd_read(self._notice_fd)
-            if self._is_closed:
-                return
-            slots = self._slots
-            if slots is not None:
-                for slot in slots.missed():
-                    self._fill(slot)
-
-    def _fill(self, slot: Slot) -> None:
-        """Put a slot's rows into it by an ordinary lookup, and let the stream go on."""
-        try:
-            self._client.lookup(slot.ids.numpy().copy(), slot.rows.numpy())
-        except TableError as error:
-            _log.critical("no rows for a step that is on the GPU already, the engine ends: %s", error)
-            self._give_up(error)
-        except BaseException:
-            _log.critical("no rows for a step that is on the GPU already, the engine ends", exc_info=True)
-            self._give_up(TableError("unexpected"))
-        else:
-            slot.resume()
-
-    # -- without shared memory -----------------------------------------------------------------------
-
-    def _deliver_staged(self, ids: Tensor, rows: Tensor) -> None:
-        if self._staged is None:
-            self._staged = _Staged(self._max_ids, self._row_bytes)
-        self._staged.deliver(self._client, ids, rows)
-
-
-class _Staged:
-    """Rows over gRPC, in memory of this process; the step's thread waits."""
-
-    def __init__(self, max_ids: int, row_bytes: int) -> None:
-        self._ids = pinned(max_ids, torch.int64)
-        self._rows = pinned(max_ids * row_bytes, torch.uint8)
-        self._ids_there, self._copied = torch.cuda.Event(), torch.cuda.Event()
-        self._copied.record()
-
-    def deliver(self, client: TableClient, ids: Tensor, rows: Tensor) -> None:
-        """Raises a TableError, with `rows` unchanged."""
+    def _fetch(self, ids: Tensor) -> object:
+        """The ids as a buffer of int64 in this process. They are whole once the stream has come to them."""
+        self._release(self._max_copies - 1)
         host = self._ids[: ids.numel()]
         host.copy_(ids.view(-1), non_blocking=True)
         self._ids_there.record()
         with gpu_sync_allowed():
             self._ids_there.synchronize()
-            self._copied.synchronize()
-        staging = self._rows[: rows.nbytes]
-        client.lookup(host.numpy(), staging.numpy())
+        return host.numpy()
+
+    def _copy(self, slot: SlotRows, rows: Tensor) -> None:
+        region = self._registered(slot)
+        source = region.bytes[slot.offset_bytes : slot.offset_bytes + rows.nbytes]
+        rows.view(-1).copy_(source, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self._copies.append((slot, copied))
+
+    def _registered(self, slot: SlotRows) -> PinnedRegion:
+        """The slot's region, known to CUDA; each new connection to a daemon brings another one."""
+        if self._region is None or self._region.region is not slot.region:
+            self._release(keep=0)
+            if self._region is not None:
+                self._region.close()
+            self._region = PinnedRegion(slot.region)
+        return self._region
+
+    def _release(self, keep: int) -> None:
+        """Give slots back whose copy has ended; wait for the oldest while more than `keep` are under way."""
+        while self._copies:
+            slot, copied = self._copies[0]
+            if len(self._copies) > keep and not copied.query():
+                with gpu_sync_allowed():
+                    copied.synchronize()
+            elif not copied.query():
+                return
+            slot.release()
+            self._copies.popleft()
+
+    def _deliver_staged(self, ids: object, rows: Tensor) -> None:
+        if self._staging is None:
+            size = self._ids.numel() * self._row_bytes
+            self._staging = pinned(size, torch.uint8)
+        with gpu_sync_allowed():
+            self._staged.synchronize()
+        staging = self._staging[: rows.nbytes]
+        start_s = time.perf_counter()
+        self._client.lookup(ids, staging.numpy())
+        self.last_lookup_s = time.perf_counter() - start_s
         rows.view(-1).copy_(staging, non_blocking=True)
-        self._copied.record()
-
-
-def end_process(error: Any) -> None:  # noqa: ARG001 - the log has it
-    """Past every handler: the main thread may wait for the very stream that waits for rows."""
-    logging.shutdown()
-    os._exit(1)
+        self._staged.record()
