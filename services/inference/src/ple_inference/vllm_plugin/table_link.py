@@ -10,14 +10,13 @@ import torch
 from ple_inference.table_check import NgramConstants, check_scale, check_table
 from ple_inference.vllm_plugin.daemon_embedding import DaemonNGramEmbedding
 from ple_inference.vllm_plugin.row_source import RowSource
-from ple_inference.vllm_plugin.table_options import TableOptions
+from ple_inference.vllm_plugin.table_options import SLOTS, TableOptions
 from ple_inference.vllm_plugin.table_wait import WaitReporter
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.table.v1 import table_pb2
 
 _log = logging.getLogger("vllm.triplex")
 
-_SLOTS = 4
 _ROW_TYPES = {
     torch.bfloat16: table_pb2.ROW_TYPE_BF16,
     torch.float8_e4m3fn: table_pb2.ROW_TYPE_FP8_E4M3,
@@ -35,7 +34,7 @@ class TableLink:
             ClientOptions(
                 client_name="vllm",
                 lookup_deadline_s=options.lookup_deadline_s,
-                slots=_SLOTS,
+                slots=SLOTS,
                 max_rows_per_slot=max_ids,
             ),
         )
@@ -44,7 +43,7 @@ class TableLink:
             self.client.wait_ready(options.table_wait_s, lambda reason: _log.info("no table yet: %s", reason))
             check(self.client.description, ngram)
             row_bytes = self.client.description.row_bytes
-            self.rows = RowSource(self.client, max_ids, row_bytes, _SLOTS)
+            self.rows = RowSource(self.client, max_ids, row_bytes, SLOTS)
             if options.wait_file is not None:
                 self._reporter = WaitReporter(Path(options.wait_file), lambda: self.client.stats)
         except BaseException:
