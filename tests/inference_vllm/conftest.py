@@ -18,6 +18,8 @@ import pytest
 from ple_inference.tiny.config import TinyOptions
 from ple_rpc.client import TableClient
 
+sys.path.insert(0, str(Path(__file__).parent))  # for released_layout
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_DEADLINE_S = 90.0
 
