@@ -66,6 +66,18 @@ def test_more_than_one_ple_layer(machine, copy) -> None:
     assert "has 2 n-gram (PLE) layers; exactly one is served" in machine.refusal(*serve(copy))
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hc_count": None}, "config.json has no text_config.hc_count"),
+        ({"num_hidden_layers": 5}, "names 4 layer_types for 5 layers"),
+    ],
+)
+def test_a_config_that_lacks_something(machine, copy, change, reason) -> None:
+    change_config(copy, lambda config: config["text_config"].update(change))
+    assert reason in machine.refusal(*serve(copy))
+
+
 def test_a_partition_of_another_model(machine, tiny_checkpoint) -> None:
     line = machine.refusal(*serve(tiny_checkpoint, profile="triple-24gb"))
     assert "splits 48 layers (16,16,16), there are 4" in line
@@ -300,6 +312,17 @@ def test_nothing_is_left_of_one_that_is_killed(machine, tiny_checkpoint, daemon_
         # Its pipe would stay open in a child that lived on, and this would wait for its end.
         process.communicate(timeout=20)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_interrupted_while_it_waits(machine, tiny_checkpoint, tmp_path) -> None:
+    with started(machine, tiny_checkpoint, f"unix:{tmp_path}/no.sock") as process:
+        assert process.stderr is not None
+        while "waiting for the table" not in (line := process.stderr.readline()):
+            assert line, "it ended early"
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in rest
 
 
 def test_without_an_executable(machine, tiny_checkpoint, daemon_address) -> None:

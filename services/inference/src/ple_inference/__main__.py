@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -43,6 +44,8 @@ def main() -> None:
     except CommandError as error:
         print(f"ple-inference: {error}", file=sys.stderr)
         code = 1
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
     sys.exit(code)
 
 

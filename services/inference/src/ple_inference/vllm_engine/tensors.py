@@ -36,13 +36,13 @@ class Tensors(dict[str, Tensor]):
         files = index.get("weight_map")
         if not isinstance(files, dict) or not files:
             raise CheckpointError(f"{folder}/model.safetensors.index.json names no tensors")
-        found = cls()
-        for name in sorted(set(files.values())):
-            found.update(_header(folder / str(name)))
+        found: dict[str, Tensor] = {}
+        for name in sorted({str(name) for name in files.values()}):
+            found.update(_header(folder / name))
         missing = next((name for name in files if name not in found), None)
         if missing is not None:
             raise CheckpointError(f"{folder}/{files[missing]} lacks {missing}, which the index says is there")
-        return found
+        return cls((name, found[name]) for name in files)
 
     def read(self, name: str) -> bytes:
         """The bytes of a small tensor. Raises KeyError, CheckpointError."""
