@@ -130,7 +130,7 @@ def machine(tmp_path: Path, planner_path: Path) -> Machine:
     return Machine(folder, planner_path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_tensors() -> Callable[..., None]:
     """Writes a checkpoint file that has a header and, as a hole, its tensors: name -> (dtype, shape)."""
     sizes = {"BF16": 2, "F8_E4M3": 1, "F32": 4, "I64": 8, "U8": 1}

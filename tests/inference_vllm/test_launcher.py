@@ -203,9 +203,9 @@ def test_gpus_that_do_not_do(machine, tiny_checkpoint) -> None:
     )
     assert "and 1 can be seen" in machine.refusal(*command, CUDA_VISIBLE_DEVICES="2")
     small = machine.refusal(*command, FAKE_GPUS=machine.gpus(2, total_mib=1024))
-    assert "GPU 0 (Fake) gives 0.92 GiB of 1.00 GiB" in small
+    assert "GPU 0 (Fake) gives 0.95 GiB of 1.00 GiB" in small
     busy = machine.refusal(*command, FAKE_GPUS=machine.gpus(2, free_mib=2048))
-    assert "GPU 0 (Fake) has 2.00 GiB free and vLLM will take 22.08 GiB" in busy
+    assert "GPU 0 (Fake) has 2.00 GiB free and vLLM will take 22.80 GiB" in busy
     (machine.folder / "bin/nvidia-smi").write_text("#!/bin/sh\necho driver mismatch >&2; exit 9\n")
     assert "nvidia-smi failed: driver mismatch" in machine.refusal(*command)
 

@@ -7,7 +7,9 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,10 +45,11 @@ def cases(planner_path: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def checkpoint_of(tmp_path_factory: pytest.TempPathFactory):
-    """A released checkpoint by its headers; its tensors are holes."""
+def released(tmp_path_factory: pytest.TempPathFactory, write_tensors) -> Callable[[bool], Path]:
+    """A released checkpoint, fp8 or not, by its headers; its tensors are holes."""
 
-    def make(write_tensors, *, fp8: bool) -> Path:
+    @cache
+    def make(fp8: bool) -> Path:
         folder = tmp_path_factory.mktemp("released")
         (folder / "config.json").write_text(json.dumps(released_layout.config(fp8=fp8)))
         (folder / "tokenizer.json").write_text("{}")
@@ -121,8 +124,8 @@ def test_capacity_of_a_live_engine(cases) -> None:
 @pytest.mark.parametrize(
     ("fp8", "published_bytes"), [(False, released_layout.BF16_BYTES), (True, released_layout.FP8_BYTES)]
 )
-def test_weights_of_the_released_layouts(checkpoint_of, write_tensors, fp8, published_bytes) -> None:
-    tensors = Tensors.of(checkpoint_of(write_tensors, fp8=fp8))
+def test_weights_of_the_released_layouts(released, fp8, published_bytes) -> None:
+    tensors = Tensors.of(released(fp8))
     assert sum(tensor.size_bytes for tensor in tensors.values()) == published_bytes
     left_out = sum(
         tensor.size_bytes
@@ -138,8 +141,8 @@ def test_weights_of_the_released_layouts(checkpoint_of, write_tensors, fp8, publ
 # -- the command ---------------------------------------------------------------------------------------
 
 
-def test_plan_of_a_checkpoint_that_fits(machine, checkpoint_of, write_tensors) -> None:
-    folder = checkpoint_of(write_tensors, fp8=True)
+def test_plan_of_a_checkpoint_that_fits(machine, released) -> None:
+    folder = released(True)
     command = ("plan", "--model", str(folder), "--profile", "dual-80gb", "--http-address", "127.0.0.1:9")
     done = machine.run(*command, "--json")
     assert done.returncode == 0, done.stderr
@@ -160,8 +163,8 @@ def test_plan_of_a_checkpoint_that_fits(machine, checkpoint_of, write_tensors) -
     assert plan["host"]["pinned_bytes"] == 4096 + 4 * (4096 + 2048 * 16 * 8 + 2048 * 16 * 160)
 
 
-def test_plan_without_vllm(machine, checkpoint_of, write_tensors) -> None:
-    folder = checkpoint_of(write_tensors, fp8=False)
+def test_plan_without_vllm(machine, released) -> None:
+    folder = released(False)
     path = machine.environment()["PYTHONPATH"].rpartition(":")[0]
     done = machine.run("plan", "--model", str(folder), "--profile", "triple-24gb", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
@@ -173,8 +176,8 @@ def test_plan_without_vllm(machine, checkpoint_of, write_tensors) -> None:
     assert lines[-1].startswith("K/V: vllm is not installed here")
 
 
-def test_kv_figures_as_text(checkpoint_of, write_tensors, tmp_path) -> None:
-    folder = checkpoint_of(write_tensors, fp8=False)
+def test_kv_figures_as_text(released, tmp_path) -> None:
+    folder = released(False)
     flags = {"engine": "vllm", "model": folder, "profile": "triple-24gb"}
     plan = make_plan(compose(load_settings({}, flags, tmp_path), tmp_path, (), ()))
     groups = (KvGroup("gdn", 36, 2, grows=False), KvGroup("qsa", 24, 84, grows=True))
