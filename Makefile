@@ -11,6 +11,7 @@ MAKEFLAGS += --no-builtin-rules
 # MODEL=DIR TABLE=FILE         what `make run` serves instead of the tiny model
 # ADDRESS=127.0.0.1:8000       where the gateway listens; also INFERENCE_ADDRESS and DAEMON_ADDRESS
 # JOBS=2                       how many processes test at once
+# SOAK='--seed 7'              options of `make soak`: this seed repeats the choices of an earlier run
 # OLD=0.33.0 NEW=VERSION       the releases of vLLM, or wheels, that `make vllm-diff` compares
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(3.11 <= float("%d.%d" % sys.version_info[:2]) <= 3.13)' 2>/dev/null | grep True),$(p))))
 TORCH_INDEX ?=
@@ -20,6 +21,7 @@ ADDRESS ?= 127.0.0.1:8000
 INFERENCE_ADDRESS ?= 127.0.0.1:8100
 DAEMON_ADDRESS ?= 127.0.0.1:8200
 JOBS ?= 2
+SOAK ?=
 
 VLLM := 0.33.0
 VLLM_WHEEL := var/wheels/vllm-$(VLLM)-cp38-abi3-manylinux_2_28_x86_64.whl
@@ -30,7 +32,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve test check format protos protos-check overrides-doc vllm-diff bench lock clean
+.PHONY: help setup run serve test soak check format protos protos-check overrides-doc vllm-diff bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -69,6 +71,9 @@ serve: run ## the same as run
 test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
+
+soak: $(READY) ## kill the daemon and its clients 50 times each; some five minutes
+	@$(BIN)/python tests/ple_daemon/soak.py $(SOAK)
 
 check: $(READY) ## lint, types, import borders, generated code; never edits
 	@$(BIN)/ruff check .

@@ -40,6 +40,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupedSc
     return GroupedScheduling(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows the tables that tests recorded, from whichever process they ran in."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "table":
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(str(value))
+
+
 @pytest.fixture(scope="session")
 def make_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest

@@ -26,8 +26,8 @@ class Agreement:
 
     def __str__(self) -> str:
         return (
-            f"{self.argmax_equal}/{self.positions} best tokens equal, {self.parted_at_near_ties} part at near-ties, "
-            f"{self.parted_elsewhere} elsewhere; difference median {self.median_difference:.4f}, "
+            f"{self.argmax_equal}/{self.positions} best tokens equal, {self.parted_at_near_ties} part at "
+            f"near-ties, {self.parted_elsewhere} elsewhere; difference median {self.median_difference:.4f}, "
             f"p99.9 {self.p999_difference:.4f}, max {self.largest_difference:.4f}"
         )
 
@@ -58,3 +58,18 @@ def _gap(position: dict[str, Any], token: int) -> float:
         return float("inf")
     place = position["top"].index(token)
     return float(position["top_logprobs"][0] - position["top_logprobs"][place])
+
+
+def gap_where_parting(a: dict[str, Any], b: dict[str, Any]) -> float | None:
+    """The smaller gap of the two best log-probabilities where greedy answers part; None if they do not."""
+    for place, (left, right) in enumerate(zip(a["tokens"], b["tokens"], strict=True)):
+        if left != right:
+            return float(min(a["gaps"][place], b["gaps"][place]))
+    return None
+
+
+def answers_agreement(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
+    gaps = [gap_where_parting(a, b) for a, b in zip(ours, theirs, strict=False)]
+    parted = [gap for gap in gaps if gap is not None]
+    equal = len(gaps) - len(parted)
+    return f"{equal}/{len(gaps)} equal, gaps where others part: {[round(gap, 3) for gap in parted]}"

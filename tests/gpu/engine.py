@@ -10,13 +10,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ple_rpc.client import TableClient
 
 READY_S = 120.0
+SHUTDOWN_S = 12.0
+PY_SPY = "py-spy"
 
 
 class Daemon:
@@ -80,8 +82,9 @@ def daemon(table: Path) -> Iterator[Daemon]:
         served.close()
 
 
-def make_engine(model: Path, address: str, pp: int, **arguments: Any) -> Any:
-    """vLLM's LLM with the plugin, as the launcher would configure it."""
+@contextmanager
+def running_engine(model: Path, address: str, pp: int, **arguments: Any) -> Iterator[Any]:
+    """vLLM's LLM with the plugin, as the launcher would configure it; its processes end with the body."""
     from vllm import LLM
 
     options: dict[str, Any] = {
@@ -104,56 +107,76 @@ def make_engine(model: Path, address: str, pp: int, **arguments: Any) -> Any:
             "cudagraph_capture_sizes": [1, 2, 4, 8],
         },
     }
-    return LLM(**(options | arguments))
-
-
-def sampling(tokens: int, **arguments: Any) -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, **arguments)
-
-
-def prompts(rows: list[list[int]]) -> list[dict[str, list[int]]]:
-    return [{"prompt_token_ids": row} for row in rows]
+    llm = LLM(**(options | arguments))
+    try:
+        yield llm
+    finally:
+        # A script that ends without this waits for its engine, which waits for requests.
+        llm.llm_engine.engine_core.shutdown()
 
 
 def run_scenario(
     name: str, settings: dict[str, Any], out: Path, deadline_s: float, gpus: str
 ) -> dict[str, Any]:
-    """Run `scenarios.NAME(settings)` in a process with these GPUs. An outcome that says error when it failed."""
+    """Run a module's `run(settings)` in a process with these GPUs; the findings say error when it failed."""
     result, log = out / f"{name}.json", out / f"{name}.log"
-    code = (
-        "import json,sys,pathlib,scenarios;"
-        "settings=json.loads(sys.argv[2]);"
-        "found=getattr(scenarios,sys.argv[1])(settings);"
-        "pathlib.Path(sys.argv[3]).write_text(json.dumps(found))"
-    )
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": gpus,
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}",
     }
+    scenario = settings.get("scenario", name)
     start_s = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, settings.get("scenario", name), json.dumps(settings), str(result)],
+            [sys.executable, "-c", _CODE, scenario, json.dumps(settings), str(result)],
             env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        try:
-            process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+        ended = _wait(process, result, deadline_s)
+        if not ended:
+            _dump_stacks(process.pid, file)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     taken_s = time.monotonic() - start_s
-    if process.returncode != 0 or not result.exists():
+    if not result.exists():
         tail = log.read_text(errors="replace").splitlines()[-25:]
-        return {
-            "error": f"exit code {process.returncode} after {taken_s:.0f} s",
-            "tail": tail,
-            "taken_s": taken_s,
-        }
-    return json.loads(result.read_text()) | {"taken_s": taken_s}
+        error = f"exit code {process.returncode} after {taken_s:.0f} s"
+        return {"error": error, "tail": tail, "taken_s": taken_s}
+    return json.loads(result.read_text()) | {"taken_s": taken_s, "ended_by_itself": ended}
+
+
+_CODE = """
+import json, pathlib, sys
+from importlib import import_module
+found = import_module(sys.argv[1]).run(json.loads(sys.argv[2]))
+result = pathlib.Path(sys.argv[3])
+result.with_suffix(".part").write_text(json.dumps(found))
+result.with_suffix(".part").rename(result)
+"""
+
+
+def _wait(process: subprocess.Popen[bytes], result: Path, deadline_s: float) -> bool:
+    """Whether the process ended in time; once its findings are there it has half a minute more."""
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        try:
+            process.wait(1)
+        except subprocess.TimeoutExpired:
+            if result.exists():
+                deadline = min(deadline, time.monotonic() + SHUTDOWN_S)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(SHUTDOWN_S)
+        else:
+            return True
+    return False
+
+
+def _dump_stacks(group: int, log: IO[bytes]) -> None:
+    """Where each process of the group hangs, if py-spy is at hand."""
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "-g", str(group)], capture_output=True, text=True, check=False
+    )
+    for pid in listed.stdout.split():
+        with suppress(FileNotFoundError, subprocess.TimeoutExpired):
+            subprocess.run([PY_SPY, "dump", "--pid", pid], stdout=log, stderr=log, timeout=30, check=False)

@@ -1,6 +1,6 @@
-"""A checkpoint of the released text shapes with fewer layers and experts, and weights that are not degenerate.
+"""A checkpoint of the released text shapes with fewer layers and experts, and non-degenerate weights.
 
-Every tensor is drawn from a seed made of its name. The table's rows carry their numbers, so that no two are equal.
+Every tensor is drawn from a seed made of its name. The table's rows carry their numbers: no two are equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the GPU tests add to a worker, by --worker-extension-cls: looks at delivered rows, other row sources."""
+"""What the GPU tests add to a worker, by --worker-extension-cls."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ class PinnedTable:
         )
 
     def close(self) -> None: ...
+
+
+class NoHints:
+    def admit(self, request_id: str, tokens: list[int], computed: int) -> None: ...
+
+    def drop(self, request_id: str) -> None: ...
 
 
 class Recorder:
@@ -105,6 +111,20 @@ class Recorder:
             ):  # fmt: skip
                 parts[name].append(seconds * 1e6)
         return {name: statistics.median(times) for name, times in parts.items()}
+
+    def send_hints(self, on: bool) -> None:
+        """Whether the daemon hears of prompts when they are admitted."""
+        state = self._state()
+        if state is None or self._link() is None:
+            return
+        if not hasattr(self, "hints"):
+            self.hints = state._hints
+        state._hints = self.hints if on else NoHints()
+
+    def block_size(self) -> int:
+        """Tokens of the largest block that this rank's cache is cut into."""
+        groups = self.model_runner.kv_cache_config.kv_cache_groups  # type: ignore[attr-defined]
+        return max(group.kv_cache_spec.block_size for group in groups)
 
     def table_stats(self) -> dict[str, Any] | None:
         link = self._link()

@@ -17,7 +17,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from numba.extending import overload
+from numba.core.event import Listener, register
+from numba.np import arrayobj  # noqa: F401 - registers np.empty, which must not be replaced yet
 
 # Test modules share ple_checkpoint.py, and importlib mode adds no folder to the path.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -203,10 +204,21 @@ def _poisoned(*arguments: object, **options: object) -> np.ndarray:
     return made
 
 
-@overload(_poisoned)
-def _poisoned_in_kernels(shape: object, dtype: object = float) -> object:
-    """numba looks np.empty up when it compiles, which may be while it is replaced: kernels get their own."""
-    return lambda shape, dtype=float: _empty(shape, dtype)
+class _RealEmpty(Listener):
+    """numba looks np.empty up when it compiles, and keeps what it finds for daemons: the real one."""
+
+    def __init__(self) -> None:
+        self._before: list[object] = []  # compilations nest
+
+    def on_start(self, event: object) -> None:
+        self._before.append(np.empty)
+        np.empty = _empty
+
+    def on_end(self, event: object) -> None:
+        np.empty = self._before.pop()
+
+
+register("numba:compile", _RealEmpty())
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A file system whose reads take as long as a test wants: a read-only folder served over /dev/fuse.
+"""A file system whose reads take as long as a test wants, or fail: a read-only folder served over /dev/fuse.
 
 It speaks the little of FUSE that open, stat, read, O_DIRECT and mmap need. Mounting needs root.
 """
@@ -32,11 +32,15 @@ def can_mount() -> bool:
 
 
 class SlowFiles:
-    """Serves the files of `source` at `mount`; `delay_s` holds for each read request from then on."""
+    """Serves the files of `source` at `mount`; `delay_s` holds for each read request from then on.
+
+    A read request that touches a byte in `bad_bytes` fails as that of a bad sector does.
+    """
 
     def __init__(self, source: Path, mount: Path) -> None:
         """Raises OSError where mounting is forbidden."""
         self.delay_s = 0.0
+        self.bad_bytes = range(0)
         self.reads = 0
         self._paths = [path for path in sorted(source.iterdir()) if path.is_file()]
         self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
@@ -102,14 +106,19 @@ class SlowFiles:
             return struct.pack("<QII", node, _KEEP_CACHE, 0)
         if operation == _READ:
             _, offset, size = struct.unpack_from("<QQI", arguments)
-            self.reads += 1
-            time.sleep(self.delay_s)
-            return os.pread(self._files[node - 2], size, offset)
+            return self._read(node, offset, size)
         if operation == _STATFS:
             return struct.pack("<QQQQQIIII24x", 0, 0, 0, 0, 0, 4096, 255, 4096, 0)
         if operation in (_RELEASE, _FLUSH, _DESTROY):
             return b""
         raise OSError(errno.ENOSYS, "not offered")
+
+    def _read(self, node: int, offset: int, size: int) -> bytes:
+        self.reads += 1
+        time.sleep(self.delay_s)
+        if max(offset, self.bad_bytes.start) < min(offset + size, self.bad_bytes.stop):
+            raise OSError(errno.EIO, "bad sector")
+        return os.pread(self._files[node - 2], size, offset)
 
     def _attributes(self, node: int) -> bytes:
         status = self._mount.parent.stat() if node == 1 else os.fstat(self._files[node - 2])

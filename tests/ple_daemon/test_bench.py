@@ -81,7 +81,7 @@ def test_figures_of_a_table(checkpoint: Path) -> None:
         bench.close()
     assert [figure.bar for figure in figures] == ["<= 1.1", ">= 2.5", ">= 0.55", ">= 2", "<= 2.5", ">= 0.8"]
     assert all(figure.value > 0 for figure in figures)
-    # D07: the one figure that no other load on the machine can change.
+    # d07: the one figure that no other load on the machine can change.
     assert figures[0].is_met, figures[0]
 
 

@@ -176,28 +176,52 @@ def test_bad_flat_files_are_refused(change: Callable[[Path], None], reason: str,
         open_table(flat).close()
 
 
-def flip(path: Path, at: int) -> None:
+Damage = Callable[[Path], None]
+
+
+def flip(path: Path, at: int = 5000) -> None:
     raw = bytearray(path.read_bytes())
     raw[at] ^= 1
     path.write_bytes(raw)
 
 
-def test_verify_names_the_damaged_part_of_a_flat_file(flat: Path) -> None:
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def lengthen(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(4096))
+
+
+DAMAGE = [flip, shorten, lengthen]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_d14_verify_names_the_damaged_file_of_a_checkpoint(damage: Damage, checkpoint: Path) -> None:
+    victim = checkpoint / "model-00002-of-00003.safetensors"
+    with pytest.raises(TableRefusedError, match=r"has no ple-checksums\.json"):
+        verify(checkpoint)
+    write_manifest(checkpoint)
+    assert verify(checkpoint) == 4
+    damage(victim)
+    with pytest.raises(TableRefusedError, match=r"damaged: model-00002-of-00003\.safetensors;"):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize("damage", [shorten, lengthen], ids=lambda damage: damage.__name__)
+def test_d14_verify_names_a_flat_file_of_the_wrong_size(damage: Damage, flat: Path) -> None:
+    damage(flat)
+    with pytest.raises(TableRefusedError, match=rf"^{flat}: has \d+ bytes, table\.ple\.json says"):
+        verify(flat)
+
+
+def test_d14_verify_names_the_damaged_part_of_a_flat_file(flat: Path) -> None:
     assert verify(flat) == 5
     segments = read_sidecar(flat).segments
     flip(flat, (segments[0].rows + 5) * 20)
     with pytest.raises(TableRefusedError, match=rf"damaged in the rows from {segments[1].source};"):
         verify(flat)
-
-
-def test_verify_names_the_damaged_file_of_a_checkpoint(checkpoint: Path) -> None:
-    with pytest.raises(TableRefusedError, match=r"has no ple-checksums\.json"):
-        verify(checkpoint)
-    write_manifest(checkpoint)
-    assert verify(checkpoint) == 4
-    flip(checkpoint / "model-00002-of-00003.safetensors", 5000)
-    with pytest.raises(TableRefusedError, match=r"damaged: model-00002-of-00003\.safetensors;"):
-        verify(checkpoint)
 
 
 def test_verify_misses_no_file(checkpoint: Path) -> None:

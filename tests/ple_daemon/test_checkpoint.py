@@ -21,6 +21,7 @@ SHARD_1 = PREFIX + "ngram_embedding.shard_1.weight"
 @pytest.mark.parametrize("shards", [1, 4, 12])
 @pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F32"])
 def test_every_row_of_every_layout(dtype: str, shards: int, files: int, tmp_path: Path) -> None:
+    """d16: one single tensor is a table as well."""
     made = Checkpoint(dtype=dtype, shards=shards, files=files)
     with open_table(made.write(tmp_path)) as table:
         assert table.layout.row_bytes == made.row_bytes
@@ -28,6 +29,7 @@ def test_every_row_of_every_layout(dtype: str, shards: int, files: int, tmp_path
 
 
 def test_flat_config_and_class_defaults(tmp_path: Path) -> None:
+    """d02: the seed is absent, as in the released config, and not 0."""
     folder = Checkpoint().write(tmp_path)
     config = json.loads((folder / "config.json").read_text())["text_config"]
     for name in ("ngram_size", "heads_per_ngram", "make_ngram_vocab_size_divisible_by", "split_ngram_parts"):
@@ -109,6 +111,7 @@ BAD_TENSORS = {
 
 @pytest.mark.parametrize(("change", "reason"), BAD_TENSORS.values(), ids=BAD_TENSORS)
 def test_bad_tensors_are_refused(change: Callable[[Tensors], None], reason: str, tmp_path: Path) -> None:
+    """d02: a changed multiplier. d15: a shard missing or there twice, a checkpoint without its table."""
     made = Checkpoint()
     tensors = made.tensors()
     change(tensors)
@@ -127,13 +130,13 @@ def test_bad_tensors_are_refused(change: Callable[[Tensors], None], reason: str,
         ("F16", b"\x51\x39", "must be one BF16 or F32"),
     ],
 )
-def test_bad_scales_are_refused(dtype: str, raw: bytes, reason: str, tmp_path: Path) -> None:
+def test_d13_bad_scales_are_refused(dtype: str, raw: bytes, reason: str, tmp_path: Path) -> None:
     made = Checkpoint(dtype="F8_E4M3")
     tensors = made.tensors() | {SCALE: (dtype, [len(raw) // (4 if dtype == "F32" else 2)], raw)}
     refused(made.write(tmp_path, tensors), reason)
 
 
-def test_missing_scale_is_refused(tmp_path: Path) -> None:
+def test_d13_a_missing_scale_is_refused(tmp_path: Path) -> None:
     made = Checkpoint(dtype="F8_E4M3")
     tensors = made.tensors()
     del tensors[SCALE]
@@ -241,6 +244,15 @@ def test_bad_files_are_refused(change: Callable[[Path], None], reason: str, tmp_
     folder = Checkpoint().write(tmp_path / "checkpoint")
     change(folder)
     refused(folder, reason)
+
+
+def test_d15_two_files_that_changed_places_are_refused(tmp_path: Path) -> None:
+    folder = Checkpoint().write(tmp_path)
+    one, two, other = file_2(folder), folder / "model-00003-of-00003.safetensors", folder / "x"
+    one.rename(other)
+    two.rename(one)
+    other.rename(two)
+    refused(folder, r"model-0000[23]-of-00003\.safetensors: lacks ")
 
 
 def refused(folder: Path, reason: str) -> None:

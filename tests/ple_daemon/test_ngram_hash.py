@@ -87,7 +87,7 @@ def test_golden_streams(case: dict) -> None:
     assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest() == case["rows_sha256"]
 
 
-def test_public_vector_with_one_head_per_ngram() -> None:
+def test_d01_public_vector_with_one_head_per_ngram() -> None:
     vector = GOLDEN["cross_check"]
     constants = HashConstants(
         vector["ngram_size"], vector["heads_per_ngram"], vector["eos"],
@@ -138,12 +138,23 @@ def test_wildest_ids_stay_inside_their_head(tokens: list[int], context: list[int
 
 @settings(max_examples=100)
 @given(sequences, contexts)
-def test_any_split_gives_the_same_rows(tokens: list[int], context: list[int]) -> None:
+def test_d03_any_split_gives_the_same_rows(tokens: list[int], context: list[int]) -> None:
     hash_ = NgramHash(TINY)
     whole = hash_.row_ids(tokens, context)
     for at in range(len(tokens) + 1):
         history = (context + tokens[:at])[-2:]
         assert np.array_equal(hash_.row_ids(tokens[at:], history), whole[at:])
+
+
+def test_d05_ragged_lengths_and_eos_anywhere() -> None:
+    """Sequences of one batch, 8,192 tokens beside 255 of one token, are hashed as if each were alone."""
+    hash_, rng = NgramHash(TINY), np.random.default_rng(5)
+    sequences = [rng.integers(0, 512, 8192).tolist(), *([token] for token in range(EOS - 127, EOS + 128))]
+    for places in ([], [0], [4096], [8191], [0, 4096, 8191], range(8192)):
+        for place in places:
+            sequences[0][place] = EOS
+        for tokens in sequences[: None if not places else 1]:
+            assert hash_.row_ids(tokens).tolist() == oracle(TINY, tokens, [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2047, 2048, 2049, 5000])

@@ -24,6 +24,7 @@ from ple_daemon.settings import SettingsError, load
 from ple_daemon.table import Table
 from ple_daemon.table_format import RowType, Segment, TableLayout
 from ple_rpc.client import TableClient
+from ple_rpc.errors import BadRow, TableChanged
 from ple_rpc.table.v1.table_service_pb2 import DescribeRequest, LookupRequest, LookupStreamRequest
 
 Start = Callable[..., Daemon]
@@ -181,11 +182,17 @@ def test_truncation_under_a_running_daemon(start: Start, tmp_path: Path, shared_
 def test_a_table_replaced_in_place_is_refused(start: Start, tmp_path: Path) -> None:
     folder = REAL_WIDTH.write(tmp_path / "own")
     daemon = start(folder, "--watch-interval-s", "0.1").wait_ready()
-    Checkpoint(width=160, base=2000, seed=9).write(folder)
-    eventually(lambda: daemon.health()[1]["state"] == "degraded", "degraded")
-    with pytest.raises(grpc.RpcError) as failure:
-        daemon.stub.Lookup(rows_request([0]), timeout=30)
-    assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    with TableClient(f"unix:{daemon.socket}") as shared:
+        assert len(shared.lookup([0])) == 320
+        Checkpoint(width=160, base=2000, seed=9).write(folder)
+        eventually(lambda: daemon.health()[1]["state"] == "degraded", "degraded")
+        for ids in ([0], range(100)):
+            with pytest.raises(grpc.RpcError) as failure:
+                daemon.stub.Lookup(rows_request(ids), timeout=30)
+            assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert shared.region is not None
+            with pytest.raises(TableChanged):
+                shared.lookup(ids)
 
 
 def test_refusals_are_one_line(
@@ -318,7 +325,7 @@ def test_forbidden_process_madvise_falls_back(
 
 
 def test_a_table_of_the_real_size(start: Start, tmp_path: Path) -> None:
-    """320,001,536 rows of 320 bytes, sparse: addresses beyond 32 bits, little memory, a quick start."""
+    """320,001,536 rows of 320 bytes, sparse: addresses beyond 32 bits, little memory, a quick start. d04."""
     constants = derive(vocab_size=248_320, eos_token_id=248_044)
     rows = padded_rows(constants.used_rows, 128)
     path = tmp_path / "real.ple"
@@ -334,7 +341,10 @@ def test_a_table_of_the_real_size(start: Start, tmp_path: Path) -> None:
     sidecar_path(path).write_text(json.dumps(fields))
     daemon = start(path).wait_ready()
     with TableClient(f"unix:{daemon.socket}") as client:
+        assert marked[-1] == 320_001_535
         assert client.lookup(marked) == b"".join(row.to_bytes(8, "little") * 40 for row in marked)
+        with pytest.raises(BadRow, match="row 320001536"):
+            client.lookup([rows])
         client.prefetch("a", range(500))
         eventually(lambda: daemon.metric("ple_daemon_rows_prefetched_total") == 8000, "prefetch counted")
     assert daemon.metric("ple_daemon_anonymous_bytes") < 300e6

@@ -3,6 +3,7 @@
 import datetime as dt
 import re
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import grpc
 import numpy as np
 import pytest
 import trustme
-from conftest import Daemon
+from conftest import Daemon, eventually
+from tcp_proxy import TcpProxy
 
 from ple_daemon.errors import EndpointError
 from ple_daemon.remote_endpoint import remote_endpoint
@@ -166,3 +168,28 @@ def test_the_command_refuses_in_one_line(command: Callable, shared_checkpoint: P
 def test_a_tls_address_needs_credentials() -> None:
     with pytest.raises(ValueError, match="needs credentials"):
         TableClient("tls://127.0.0.1:1")
+
+
+def test_a_client_whose_network_is_gone_loses_its_session(
+    start: Callable[..., Daemon], shared_checkpoint: Path, shared_rows: np.ndarray
+) -> None:
+    """Nobody closes a connection: HTTP/2 pings tell, also long after the last data on it."""
+    silence_s = 1.0
+    daemon = start(shared_checkpoint, "--listen", LISTEN, "--client-silence-s", str(silence_s)).wait_ready()
+    proxy = TcpProxy(int(address(daemon).rpartition(":")[2]))
+    try:
+        with TableClient(f"127.0.0.1:{proxy.port}", ClientOptions(call_deadline_s=0.5)) as client:
+            assert client.lookup([3]) == shared_rows[3].tobytes()
+            # Alive and idle for many pings: the session stays.
+            idle_until_s = time.monotonic() + 3 * silence_s
+            eventually(lambda: sessions(daemon) != 1 or time.monotonic() > idle_until_s, "idle time")
+            assert sessions(daemon) == 1
+            proxy.freeze()
+            # Well below the minute that gRPC takes by default.
+            eventually(lambda: sessions(daemon) == 0, "session gone", 20 * silence_s)
+    finally:
+        proxy.close()
+
+
+def sessions(daemon: Daemon) -> float:
+    return daemon.metric("ple_daemon_sessions")

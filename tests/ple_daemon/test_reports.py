@@ -1,18 +1,21 @@
 """Public reports of what went wrong elsewhere, as tests: those that no other file here covers.
 
-D07 is in test_bench.py, D08 and D11 in test_slow_drive.py.
+docs/daemon.md lists all; `grep -rn d07 tests` finds one.
 """
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from conftest import REAL_WIDTH, Daemon
+import pytest
+from conftest import REAL_WIDTH, Daemon, eventually
 
 from ple_daemon.build import build
 from ple_daemon.cold_rows import ColdRows
 from ple_daemon.source import open_table
-from ple_rpc.client import TableClient
+from ple_rpc.client import ClientOptions, TableClient
+from ple_rpc.errors import TableUnavailable
 
 Start = Callable[..., Daemon]
 
@@ -20,6 +23,38 @@ Start = Callable[..., Daemon]
 def identity(path: Path) -> tuple[int, int, int, int]:
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def test_d12_every_way_to_start_has_a_defined_result(
+    start: Start, tmp_path: Path, run_dir: Path, shared_rows: np.ndarray
+) -> None:
+    """As one client sees it: no daemon, one refused its table, a table, kill -9 amid a prefetch, a table."""
+    path, sidecar = tmp_path / "t.ple", tmp_path / "t.ple.json"
+    build(REAL_WIDTH.write(tmp_path / "checkpoint"), path)
+    right = sidecar.read_text()
+    sidecar.write_text(right.replace('"fingerprint": "', '"fingerprint": "00', 1))
+    options = ClientOptions(lookup_deadline_s=0.5, hang_check_s=0.2)
+    with TableClient(f"unix:{run_dir / 'table.sock'}", options) as client:
+        with pytest.raises(TableUnavailable):
+            client.lookup([1])
+        refused = start(path)
+        assert refused.wait() == 1
+        assert refused.log.splitlines()[-1] == (
+            f"ple-daemon: {path}: its content is not what its description says; build it again"
+        )
+        with pytest.raises(TableUnavailable):
+            client.lookup([1])
+        sidecar.write_text(right)
+        daemon = start(path).wait_ready()
+        assert client.lookup([1]) == shared_rows[1].tobytes()
+        for number in range(4):
+            client.prefetch(str(number), range(200_000))
+        eventually(lambda: daemon.metric("ple_daemon_prefetch_active") > 0, "prefetch")
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        daemon = start(path).wait_ready()
+        assert client.lookup(range(2000)) == shared_rows[:2000].tobytes()
+        assert daemon.metric("ple_daemon_prefetch_queue") == 0, "hints die with the daemon"
 
 
 def test_d17_a_restart_writes_nothing(start: Start, tmp_path: Path, shared_rows: np.ndarray) -> None:

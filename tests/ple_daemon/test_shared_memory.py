@@ -1,6 +1,7 @@
 """The shared-memory plane of a running daemon: what it promises, to good clients and against bad ones."""
 
 import ctypes
+import os
 import re
 import socket
 import subprocess
@@ -12,13 +13,21 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from conftest import DEADLINE_S, Daemon, eventually
+from conftest import DEADLINE_S, REAL_WIDTH, Daemon, eventually
 from shm_peer import peer
 
+from ple_daemon.ngram_hash import NgramHash
 from ple_rpc import bell
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.errors import BadRequest, BadRow
-from ple_rpc.shared_region import F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, RegionLayout
+from ple_rpc.shared_region import (
+    F_SEAL_FUTURE_WRITE,
+    F_SEAL_GROW,
+    F_SEAL_SEAL,
+    F_SEAL_SHRINK,
+    SEALS,
+    RegionLayout,
+)
 from ple_rpc.table.v1 import table_pb2
 from ple_rpc.table.v1.table_service_pb2 import AttachRequest, CancelPrefetchRequest, PrefetchRequest
 
@@ -90,6 +99,16 @@ def test_lookups_are_counted_by_plane(daemon: Daemon) -> None:
     assert [daemon.metric(name % kind) for kind in ("decode", "bulk")] == [before[0] + 1, before[1] + 1]
     assert daemon.metric("ple_daemon_rows_total") == rows + 1016
     assert daemon.metric('ple_daemon_shm_lookup_seconds_count{kind="bulk"}') >= 1
+
+
+def test_prefetched_rows_are_looked_at_when_they_are_used(daemon: Daemon) -> None:
+    name = "ple_daemon_%s_total"
+    read, checked = (daemon.metric(name % key) for key in ("rows_prefetched", "prefetched_rows_checked"))
+    with client(daemon) as shm:
+        shm.prefetch("a", range(300))
+        eventually(lambda: daemon.metric(name % "rows_prefetched") == read + 300 * 16, "rows read ahead")
+        shm.lookup(NgramHash(REAL_WIDTH.constants).row_ids(range(300)).reshape(-1))
+    assert daemon.metric(name % "prefetched_rows_checked") > checked
 
 
 def test_rows_stay_in_their_slot_until_released(daemon: Daemon, shared_rows: np.ndarray) -> None:
@@ -247,6 +266,8 @@ BAD_REGIONS = {
     "unsealed": ({"seals": 0}, Code.INVALID_ARGUMENT, "not sealed"),
     "can shrink": ({"seals": F_SEAL_GROW | F_SEAL_SEAL}, Code.INVALID_ARGUMENT, "not sealed"),
     "can grow": ({"seals": F_SEAL_SHRINK | F_SEAL_SEAL}, Code.INVALID_ARGUMENT, "not sealed"),
+    # d12: what a client registers for reading alone cannot take rows.
+    "read-only": ({"seals": SEALS | F_SEAL_FUTURE_WRITE}, Code.INVALID_ARGUMENT, "sealed against writing"),
     "can be sealed": ({"seals": F_SEAL_SHRINK | F_SEAL_GROW}, Code.INVALID_ARGUMENT, "not sealed"),
     "short": ({"size": FIT.size_bytes - 4096}, Code.INVALID_ARGUMENT, "its header asks for"),
     "long": ({"size": FIT.size_bytes + 4096}, Code.INVALID_ARGUMENT, "its header asks for"),
@@ -272,6 +293,15 @@ def test_bad_regions_are_refused(daemon: Daemon, changes: dict, code: grpc.Statu
         one.make_region(**changes)
         status, reason = one.greet()
         assert (status, words in reason) == (code.value[0], True), reason
+
+
+def test_d12_a_descriptor_for_reading_is_refused(daemon: Daemon) -> None:
+    with peer(daemon, attach=False) as one:
+        one.make_region()
+        read_only = os.open(f"/proc/self/fd/{one.fd}", os.O_RDONLY)
+        status, reason = one.greet(fds=[read_only])
+        os.close(read_only)
+        assert (status, "Permission denied" in reason) == (Code.UNAVAILABLE.value[0], True), reason
 
 
 def test_other_descriptors_are_refused(daemon: Daemon, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Reads that take as long as a bad drive's: nothing wedges, the metrics tell, and health says why."""
+"""Reads that take as long as a bad drive's, or fail: nothing wedges, the metrics tell, health says why."""
 
+import mmap
 import re
 import time
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from slow_files import SlowFiles, can_mount
 from ple_daemon.build import build
 from ple_daemon.cold_rows import ColdRows
 from ple_daemon.gather import Advice
+from ple_daemon.residency import resident
 from ple_daemon.source import read_layout
 from ple_daemon.table import Table
 from ple_rpc.client import ClientOptions, TableClient
+from ple_rpc.errors import RowsLost
 
 pytestmark = pytest.mark.skipif(
     not can_mount(), reason="mounting a slow file system needs root and /dev/fuse"
@@ -39,7 +42,7 @@ def slow(tmp_path: Path) -> Iterator[SlowFiles]:
 def test_slow_reads_delay_and_do_not_wedge(
     delay_s: float, slow: SlowFiles, tmp_path: Path, start: object, shared_rows: np.ndarray
 ) -> None:
-    """D11: every read takes 140 or 970 ms for a while."""
+    """d11: every read takes 140 or 970 ms for a while."""
     daemon: Daemon = start(tmp_path / "slow" / "t.ple", "--drive-probe-interval-s", "0.05").wait_ready()
     assert daemon.health()[1]["state"] == "ready"
     slow.delay_s = delay_s
@@ -64,7 +67,7 @@ def test_slow_reads_delay_and_do_not_wedge(
 
 
 def test_a_decode_step_waits_for_one_read_not_sixteen(slow: SlowFiles, tmp_path: Path) -> None:
-    """D08: 16 cold rows are read at the same time."""
+    """d08: 16 cold rows are read at the same time."""
     delay_s = 0.03
     layout = read_layout(tmp_path / "slow" / "t.ple")
     taken = {}
@@ -93,3 +96,39 @@ def test_a_read_that_does_not_come_back_is_seen(slow: SlowFiles, tmp_path: Path)
     assert tail.stop(0.01) is False
     assert tail.stop(20) is True
     assert tail.stalls.value == 1
+
+
+PROMPT = np.arange(500)
+
+
+def cold_rows_of_the_prompt(path: Path) -> list[int]:
+    """Rows of PROMPT on pages that the start of a daemon leaves on the drive, one for each page."""
+    with Table(read_layout(path)) as table:  # has read what a daemon reads for the fingerprint
+        rows = np.unique(table.hash.row_ids(PROMPT))
+        rows = rows[rows * table.layout.row_bytes % mmap.PAGESIZE < mmap.PAGESIZE - table.layout.row_bytes]
+        pages, first = np.unique(rows * table.layout.row_bytes // mmap.PAGESIZE, return_index=True)
+        cached = resident(table.first_address + pages * mmap.PAGESIZE)
+        return rows[first[~cached]].tolist()
+
+
+@pytest.mark.parametrize("slots", [4, 0], ids=["shared memory", "grpc"])
+def test_unreadable_sectors_lose_their_rows_and_nothing_else(
+    slots: int, slow: SlowFiles, tmp_path: Path, start: object, shared_rows: np.ndarray
+) -> None:
+    path = tmp_path / "slow" / "t.ple"
+    bad, *good = cold_rows_of_the_prompt(path)[5:25]
+    daemon: Daemon = start(path, "--drive-probe-interval-s", "0").wait_ready()
+    slow.bad_bytes = range(bad * 320, bad * 320 + 1)
+    with TableClient(f"unix:{daemon.socket}", ClientOptions(slots=slots)) as client:
+        for ids in ([bad], [*good[:5], bad], [*good * 50, bad, *good]):
+            with pytest.raises(RowsLost, match=f"row {bad}"):
+                client.lookup(ids)
+            assert client.lookup(good) == shared_rows[good].tobytes()
+            assert client.lookup(good * 50) == shared_rows[good * 50].tobytes()
+        client.prefetch("a", PROMPT.tolist())
+        eventually(lambda: daemon.metric("ple_daemon_prefetch_failures_total") == 1, "prefetch given up")
+        slow.bad_bytes = range(0)  # a cable that is plugged in again
+        assert client.lookup([bad]) == shared_rows[bad].tobytes()
+    assert daemon.metric("ple_daemon_read_errors_total") == 3
+    eventually(lambda: daemon.health()[1]["state"] == "degraded", "degraded")
+    assert daemon.process.poll() is None

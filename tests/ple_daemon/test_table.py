@@ -37,7 +37,7 @@ def test_random_rows(advice: Advice, count: int, shared_checkpoint: Path, shared
         assert np.array_equal(table.lookup(ids).reshape(count, 320), shared_rows[ids])
 
 
-def test_every_boundary_row(shared_checkpoint: Path, shared_rows: np.ndarray) -> None:
+def test_d04_every_boundary_row(shared_checkpoint: Path, shared_rows: np.ndarray) -> None:
     with open_table(shared_checkpoint) as table:
         ids = boundary_rows(table.layout)
         assert ids[0] == 0
@@ -55,7 +55,7 @@ def test_rows_land_in_the_callers_buffer(shared_checkpoint: Path, shared_rows: n
 
 @pytest.mark.parametrize("bad", [-1, REAL_WIDTH.rows, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("others", [0, 100])
-def test_rows_outside_the_table_are_refused(bad: int, others: int, shared_checkpoint: Path) -> None:
+def test_d04_rows_outside_the_table_are_refused(bad: int, others: int, shared_checkpoint: Path) -> None:
     with open_table(shared_checkpoint) as table, pytest.raises(BadRow, match=str(bad)):
         table.lookup([0] * others + [bad])
 

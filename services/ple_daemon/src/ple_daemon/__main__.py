@@ -177,6 +177,9 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument(
         "--client-gid", type=int, help="group that may share memory (root and the own user may)"
     )
+    serve.add_argument(
+        "--client-silence-s", type=float, help="after which a client whose host is dumb has left (50)"
+    )
     serve.add_argument("--max-queued-prefetches", type=int, help="prompts that may wait (64)")
     serve.add_argument("--max-prefetches-per-session", type=int, help="of these, for one session (32)")
     serve.add_argument(

@@ -91,7 +91,9 @@ class Daemon:
         servicer = TableServicer(
             self._table, self._prefetcher, LookupMetrics(registry), self._activity, self._sessions, offer
         )
-        self._server = RpcServer(servicer, run_dir, settings.max_concurrent_calls, remote)
+        self._server = RpcServer(
+            servicer, run_dir, settings.max_concurrent_calls, settings.client_silence_s, remote
+        )
         self._sample.take()
         self._prefetcher.start()
         self._plane.start()

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -22,6 +23,8 @@ _KERNEL_FILES = (
     "shm_board.py",
     "shm_kernels.py",
 )
+# What numba writes is about 2 MiB; it does not say where it ran out of space.
+_ROOM_BYTES = 8 << 20
 
 
 def prepare(wanted: Path | None) -> Path:
@@ -31,15 +34,28 @@ def prepare(wanted: Path | None) -> Path:
     Raises DaemonError when `wanted` cannot be used.
     """
     beside_code = Path(__file__).parent / "__pycache__"
-    if wanted is None and _is_writable(beside_code):
-        folder = beside_code
-    else:
-        folder = _private(wanted or Path(tempfile.gettempdir()) / f"ple-daemon-kernels-{os.getuid()}")
+    is_beside = wanted is None and _is_writable(beside_code)
+    folder = beside_code if is_beside else _private(wanted or _temporary())
+    folder /= f"kernels-{_source_digest()}"
+    if not folder.exists() and shutil.disk_usage(folder.parent).free < _ROOM_BYTES:
+        raise DaemonError(
+            f"kernel cache {folder.parent}: compiled kernels need {_ROOM_BYTES >> 20} MiB and less is free; "
+            "set PLE_DAEMON_CACHE_DIR"
+        )
     import numba  # after the settings are known to be right: it takes half a second
 
-    folder /= f"kernels-{_source_digest()}"
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
     return folder
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.gettempdir()) / f"ple-daemon-kernels-{os.getuid()}"
+    except FileNotFoundError as error:
+        raise DaemonError(
+            "kernel cache: neither the code's folder nor a temporary one can be written; "
+            "set PLE_DAEMON_CACHE_DIR"
+        ) from error
 
 
 def _private(folder: Path) -> Path:

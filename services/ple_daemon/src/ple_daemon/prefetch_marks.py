@@ -21,29 +21,32 @@ _FIRST_ROW, _ADDRESS = int(SegmentColumn.FIRST_ROW), int(SegmentColumn.ADDRESS)
 _mincore: Any = types.ExternalFunction("mincore", types.int32(types.int64, types.int64, types.int64))
 
 
+Marks = npt.NDArray[np.uint8]
+
+
 class PrefetchMarks:
-    """The marks of one mapped region and what was learnt from them."""
+    """The marks of one mapped region, `values` for kernels, and what was learnt from them."""
 
     def __init__(self, first_address: int, size_bytes: int) -> None:
         self.checked = Counter()
         self.cold = Counter()
         self._first_address = first_address
-        self._marks = np.zeros(size_bytes // _PAGE // SAMPLING + 1, np.uint8)
+        self.values: Marks = np.zeros(size_bytes // _PAGE // SAMPLING + 1, np.uint8)
 
     def set(self, windows: Int64Array) -> None:
         """Windows (see `page_windows`) that have just been read."""
-        _set(windows, self._first_address, self._marks)
+        _set(windows, self._first_address, self.values)
 
     def check(self, ids: Int64Array, places: Int64Array, row_bytes: int) -> None:
         """Valid rows of a lookup that has not been advised yet."""
-        checked, cold = _check(ids, places, row_bytes, self._first_address, self._marks)
+        checked, cold = check_marks(ids, places, row_bytes, self._first_address, self.values)
         if checked:
             self.checked.add(checked)
             self.cold.add(cold)
 
 
 @njit(nogil=True, cache=True)
-def _set(windows: Int64Array, first_address: int, marks: npt.NDArray[np.uint8]) -> None:
+def _set(windows: Int64Array, first_address: int, marks: Marks) -> None:
     for index in range(windows.shape[0]):
         page = (windows[index, 0] - first_address) // _PAGE
         if page % SAMPLING == 0:
@@ -51,9 +54,13 @@ def _set(windows: Int64Array, first_address: int, marks: npt.NDArray[np.uint8]) 
 
 
 @njit(nogil=True, cache=True)
-def _check(
-    ids: Int64Array, places: Int64Array, row_bytes: int, first_address: int, marks: npt.NDArray[np.uint8]
+def check_marks(
+    ids: Int64Array, places: Int64Array, row_bytes: int, first_address: int, marks: Marks
 ) -> tuple[int, int]:
+    """Clear the marks of valid rows that nobody has advised yet; returns how many, and how many were cold.
+
+    `first_address` is that of the region.
+    """
     answer = np.zeros(1, np.uint8)
     checked, cold = 0, 0
     for index in range(ids.size):

@@ -19,10 +19,9 @@ _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
-    # Ends the lease of a client whose host or network is gone: it closes no connection.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
 )
+# Of the silence that a client's host may keep: an HTTP/2 ping goes out after this share of it.
+_PING_AFTER = 0.6
 _FLUSH_S = 0.5
 
 
@@ -34,14 +33,16 @@ class RpcServer:
         servicer: TableServicer,
         run_dir: RunDirectory,
         max_calls: int,
+        silence_s: float,
         remote: RemoteEndpoint | None = None,
     ) -> None:
-        """`remote` is where other hosts are served too."""
+        """`silence_s` is how long a client's host may be dumb, `remote` where other hosts are served too."""
         self.remote_port: int | None = None
         self._run_dir = run_dir
         self._remote = remote
         self._pool = futures.ThreadPoolExecutor(max_calls, thread_name_prefix="rpc")
-        self._server = grpc.server(self._pool, options=_OPTIONS, maximum_concurrent_rpcs=max_calls)
+        options = [*_OPTIONS, *_keepalive(silence_s)]
+        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=max_calls)
         self._health = grpc_health.HealthServicer()
         add_table = table_service_pb2_grpc.add_TableServiceServicer_to_server
         add_table(servicer, self._server)  # type: ignore[no-untyped-call]
@@ -86,3 +87,15 @@ class RpcServer:
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", _SERVICE):
             self._health.set(service, status)
+
+
+def _keepalive(silence_s: float) -> tuple[tuple[str, int], ...]:
+    """Ends the lease of a client whose host or network is gone: it closes no connection."""
+    ping_ms = round(silence_s * _PING_AFTER * 1000)
+    patience_ms = round(silence_s * 1000) - ping_ms
+    return (
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", patience_ms),
+        # Which of the two ends a connection differs between releases of gRPC; this one's default is a minute.
+        ("grpc.http2.ping_timeout_ms", patience_ms),
+    )

@@ -48,6 +48,8 @@ class Settings(BaseSettings):
     """Calls at once, open streams included; one more is refused with RESOURCE_EXHAUSTED."""
     client_gid: Annotated[int, Field(ge=0)] | None = None
     """Group whose members may share memory, beside root and the daemon's own user."""
+    client_silence_s: Annotated[float, Field(ge=0.1, le=3600)] = 50.0
+    """A client whose host answers no HTTP/2 ping for so long has left, and its session ends."""
     max_queued_prefetches: Annotated[int, Field(ge=1, le=4096)] = 64
     max_prefetches_per_session: Annotated[int, Field(ge=1, le=4096)] = 32
     """Prompts of one session that may wait."""

@@ -46,6 +46,7 @@ class Control(enum.IntEnum):
     REPAIRED = 13
     CHANGED = 14
     DECODING = 15
+    FIRST_ADDRESS = 16
 
 
 class Seat(enum.IntEnum):
@@ -93,8 +94,11 @@ class Count(enum.IntEnum):
     ADVISED = 1
     READ_ERRORS = 2
     LATENCY_NS = 3
-    OUTCOMES = 4
-    BUCKETS = 4 + NUM_CODES
+    # Rows read ahead that a bulk lookup came to, a sample, and those of them that were cold again.
+    CHECKED = 4
+    COLD = 5
+    OUTCOMES = 6
+    BUCKETS = 6 + NUM_CODES
 
 
 NUM_COUNTS = Count.BUCKETS + len(LATENCY_BUCKETS_NS) + 1
@@ -118,7 +122,7 @@ class Board:
         self.control[Control.ROWS :] = (
             table.layout.rows, table.layout.row_bytes,
             table.advisor.code, table.advisor.pidfd, table.faults.ctypes.data, table.repaired.ctypes.data,
-            table.watch.changed.ctypes.data, table.gate.active.ctypes.data,
+            table.watch.changed.ctypes.data, table.gate.active.ctypes.data, table.first_address,
         )  # fmt: skip
 
     @property

@@ -38,6 +38,7 @@ from ple_daemon.native import (
     store,
     write_fd,
 )
+from ple_daemon.prefetch_marks import Marks, check_marks
 from ple_daemon.shm_board import (
     CLOSING,
     COUNTS_AT,
@@ -74,6 +75,7 @@ _NOTICE, _DOUBTS = int(Control.NOTICE_FD), int(Control.DOUBTS)
 _TABLE_ROWS, _ROW_BYTES, _ADVICE = int(Control.ROWS), int(Control.ROW_BYTES), int(Control.ADVICE)
 _PIDFD, _FAULTS, _REPAIRED = int(Control.PIDFD), int(Control.FAULTS), int(Control.REPAIRED)
 _TABLE_CHANGED, _DECODING = int(Control.CHANGED), int(Control.DECODING)
+_TABLE_ADDRESS = int(Control.FIRST_ADDRESS)
 
 _STATE, _FD, _REGION, _SLOTS = int(Seat.STATE), int(Seat.FD), int(Seat.REGION), int(Seat.SLOTS)
 _MAX_ROWS, _SLOT_BYTES, _FIRST = int(Seat.MAX_ROWS), int(Seat.SLOT_BYTES), int(Seat.FIRST_SLOT_OFFSET)
@@ -87,6 +89,7 @@ _JOB_LAST = int(Job.LAST)
 _JOB_BYTES, _JOBS_AT = len(Job) * _WORD, JOBS_AT * _WORD
 
 _COUNT_ROWS, _ADVISED, _READ_ERRORS = int(Count.ROWS), int(Count.ADVISED), int(Count.READ_ERRORS)
+_CHECKED, _COLD = int(Count.CHECKED), int(Count.COLD)
 _LATENCY, _OUTCOMES, _BUCKETS = int(Count.LATENCY_NS), int(Count.OUTCOMES), int(Count.BUCKETS)
 _COUNT_BYTES, _COUNTS_AT = NUM_COUNTS * _WORD, COUNTS_AT * _WORD
 
@@ -286,8 +289,8 @@ def _decode(board: int, places: Int64Array, seat: int, slot: int, ids: Int64Arra
 
 
 @njit(nogil=True, cache=True)
-def serve_bulk(board: int, places: Int64Array) -> None:
-    """Read queued lookups until STOP."""
+def serve_bulk(board: int, places: Int64Array, marks: Marks) -> None:
+    """Read queued lookups until STOP. `marks` are those of the rows that were read ahead."""
     ids = np.empty(SLICE_ROWS + WINDOW_ROWS, np.int64)
     scratch = np.empty(1, np.int64)
     last = 0
@@ -313,7 +316,7 @@ def serve_bulk(board: int, places: Int64Array) -> None:
         last = found
         seat = board + _SEATS_AT + found * _SEAT_BYTES
         slot = _oldest(board, seat, found)
-        _advance(board, places, seat, slot, _job(board, found, slot), ids)
+        _advance(board, places, marks, seat, slot, _job(board, found, slot), ids)
 
 
 @njit(nogil=True, cache=True)
@@ -339,13 +342,16 @@ def _oldest(board: int, seat: int, number: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _advance(board: int, places: Int64Array, seat: int, slot: int, job: int, ids: Int64Array) -> None:
+def _advance(
+    board: int, places: Int64Array, marks: Marks, seat: int, slot: int, job: int, ids: Int64Array
+) -> None:
     """Read the next slice of a lookup, and finish the lookup with its last one."""
     done, rows = load(job, _JOB_DONE), load(job, _JOB_ROWS)
     count = min(SLICE_ROWS, rows - done)
     status = _CHANGED
     if load(load(board, _TABLE_CHANGED), 0) == 0:
-        status = _read_slice(board, places, seat, slot, job, ids[: min(ids.size, rows - done)], count)
+        ids = ids[: min(ids.size, rows - done)]
+        status = _read_slice(board, places, marks, seat, slot, job, ids, count)
     store(job, _JOB_DONE, done + count)
     if status == _OK and done + count < rows:
         return
@@ -355,12 +361,22 @@ def _advance(board: int, places: Int64Array, seat: int, slot: int, job: int, ids
 
 
 @njit(nogil=True, cache=True)
+def _count_cold(board: int, places: Int64Array, marks: Marks, ids: Int64Array) -> None:
+    """Count rows that were read ahead and are cold again, of `ids`, which no earlier slice has advised."""
+    checked, cold = check_marks(ids, places, load(board, _ROW_BYTES), load(board, _TABLE_ADDRESS), marks)
+    if checked:
+        _count(board, _BULK, _CHECKED, checked)
+        _count(board, _BULK, _COLD, cold)
+
+
+@njit(nogil=True, cache=True)
 def _read_slice(
-    board: int, places: Int64Array, seat: int, slot: int, job: int, ids: Int64Array, count: int
+    board: int, places: Int64Array, marks: Marks, seat: int, slot: int, job: int, ids: Int64Array, count: int
 ) -> int:
     done, row_bytes = load(job, _JOB_DONE), load(board, _ROW_BYTES)
     if not _take_ids(board, seat, slot, done, ids):
         return _OUT_OF_RANGE
+    _count_cold(board, places, marks, ids[WINDOW_ROWS:] if done else ids)
     faults = load(load(board, _FAULTS), 0)
     whole = faults == load(load(board, _REPAIRED), 0)
     if whole:

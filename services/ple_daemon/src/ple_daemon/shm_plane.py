@@ -55,9 +55,14 @@ class ShmPlane:
         table.counters.rows_advised.include(counts[:, Count.ADVISED])
         table.counters.read_errors.include(counts[:, Count.READ_ERRORS])
         table.counters.lookups.include(counts[:, Count.OUTCOMES])  # those with rows, as the table counts them
+        table.marks.checked.include(counts[:, Count.CHECKED])
+        table.marks.cold.include(counts[:, Count.COLD])
+        arguments = self._board.address, table.places
         self._threads = [
-            threading.Thread(target=serve, args=(self._board.address, table.places), name=name, daemon=True)
-            for name, serve in (("shm-bells", serve_bells), ("shm-bulk", serve_bulk))
+            threading.Thread(target=serve_bells, args=arguments, name="shm-bells", daemon=True),
+            threading.Thread(
+                target=serve_bulk, args=(*arguments, table.marks.values), name="shm-bulk", daemon=True
+            ),
         ]
 
     def start(self) -> None:

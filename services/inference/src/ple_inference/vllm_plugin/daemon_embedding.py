@@ -1,7 +1,6 @@
 """vLLM's n-gram embedding without its table: rows lie in a buffer that is filled before the forward.
 
-CUDA graphs read the buffer at a fixed address, and so does an eager forward: what a graph was captured for and
-what is replayed never differ. Nothing here talks to the daemon.
+CUDA graphs read the buffer at a fixed address, and so does an eager one. Nothing here talks to the daemon.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ class DaemonPLEEmbedding(Qwen4ExpPLEPinnedHostEmbedding):
     ) -> Tensor:
         """One row for the callers that ask a table for its type and place; it is never read."""
         del num_embeddings
-        return torch.zeros(1, embedding_dim * dtype.itemsize, dtype=torch.uint8, pin_memory=True).view(dtype)
+        row = torch.zeros(1, embedding_dim * dtype.itemsize, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return row.view(dtype)
 
     def start_prefetch(self, ngram_ids: Tensor) -> None:
         """The rows are there already."""

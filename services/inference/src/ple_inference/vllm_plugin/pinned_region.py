@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ple_rpc.shared_region import SharedRegion
@@ -27,5 +29,6 @@ class PinnedRegion:
         _cudart().cudaHostUnregister(self.bytes.data_ptr())
 
 
-def _cudart():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a module of torch's without types
+def _cudart() -> Any:
+    """A module of torch's without types."""
     return torch.cuda.cudart()

@@ -30,7 +30,7 @@ class PromptHints:
         self._live: dict[str, int] = {}
 
     def admit(self, request_id: str, tokens: Sequence[int], computed: int) -> None:
-        """Ask for the rows of tokens[computed:]; those before come from the prefix cache, or were computed."""
+        """Ask for the rows of tokens[computed:]; those before it are cached or computed already."""
         if computed >= len(tokens):
             return
         self._live[request_id] = epoch = next(self._epochs)

@@ -27,7 +27,7 @@ class TableLink:
     """Client, row source and wait reporter of one worker process. gRPC starts here, never before a fork."""
 
     def __init__(self, options: TableOptions, ngram: DaemonNGramEmbedding, max_tokens: int) -> None:
-        """Waits for the daemon. Raises TableError when it does not come, WrongTableError for another table."""
+        """Waits for the daemon. Raises TableError when none comes, WrongTableError for another table."""
         max_ids = max_tokens * ngram.ngram_heads
         self.client = TableClient(
             options.table,

@@ -1,4 +1,4 @@
-"""Where the worker finds the table: vLLM's --additional-config '{"triplex": {"table": "unix:/run/ple/table.sock"}}'."""
+"""Where the worker finds the table, from vLLM's --additional-config '{"triplex": {"table": ADDRESS}}'."""
 
 from __future__ import annotations
 

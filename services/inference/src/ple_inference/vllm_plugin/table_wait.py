@@ -1,4 +1,4 @@
-"""A few bytes of shared memory in which a worker says that it waits for the table, for the API server to read.
+"""A few bytes of shared memory in which a worker tells the API server that it waits for the table.
 
 The API server cannot ask a worker that waits: its calls queue behind the step. Times are of the system's
 monotonic clock, which all processes of a machine share.

@@ -1,0 +1,75 @@
+"""Lines of the table, out of what the scenarios found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compare import agreement, answers_agreement
+
+Found = dict[str, Any]
+_SHOWN = (
+    "rows_checked", "owners", "table_pages_read_by_loading", "block_size", "kills", "soak", "table",
+    "memory_gib", "ended_by_itself",
+)  # fmt: skip
+
+
+def outputs(one: Found, several: Found, theirs: Found, pp: int) -> list[str]:
+    """Of engines with one and with `pp` stages, and of Transformers."""
+    name = f"pp={pp}"
+    lines = [*_errors("pp=1", one), *_errors(name, several), *_errors("Transformers", theirs)]
+    pairs = (
+        ("pp=1 / Transformers", one, theirs, "prompt"),
+        (f"{name} / pp=1", several, one, "prompt"),
+        (f"{name} / Transformers", several, theirs, "prompt"),
+        ("pp=1 / Transformers, scrambled table", one, theirs, "scrambled"),
+    )
+    lines += [
+        _line(label, agreement(a["prompt"], b[key]))
+        for label, a, b, key in pairs
+        if "prompt" in a and key in b
+    ]
+    for label, found in (("pp=1", one), (name, several)):
+        lines += _greedy(label, found)
+        lines += [_line(f"{label} {key}", found[key]) for key in _SHOWN if key in found]
+    if "alone" in one and "alone" in several:
+        lines.append(_line(f"{name} / pp=1 greedy", answers_agreement(several["alone"], one["alone"])))
+    return lines
+
+
+def cost(found: Found) -> list[str]:
+    lines = _errors("lookup cost", found)
+    for tokens, parts in found.get("parts_us", {}).items():
+        rounded = {key: round(value, 1) for key, value in parts.items()}
+        lines.append(_line(f"delivery of {tokens} tokens, us", rounded))
+    for streams in (1, 4):
+        step = found.get(f"streams_{streams}")
+        if step is not None:
+            value = f"{step['ratio']:.3f} ({step['daemon_ms']:.3f} ms, {step['pinned_ms']:.3f} ms)"
+            lines.append(_line(f"decode step, {streams} streams, daemon / pinned", value))
+    return lines
+
+
+def cold(found: Found) -> list[str]:
+    lines = _errors("cold prompt", found)
+    if "ratio" in found:
+        lines.append(_line("cold prompt, first token without / with hints", f"{found['ratio']:.2f}"))
+        lines += [_line(f"cold prompt {key}", found[key]) for key in ("seconds", "cached_before", "pages")]
+    return lines
+
+
+def _greedy(label: str, found: Found) -> list[str]:
+    return [
+        _line(f"{label} greedy, alone / {key}", answers_agreement(found["alone"], found[key]))
+        for key in ("again", "together")
+        if key in found
+    ]
+
+
+def _errors(label: str, found: Found) -> list[str]:
+    if "error" not in found:
+        return []
+    return [_line(label, found["error"]), *(f"    {line[:300]}" for line in found["tail"])]
+
+
+def _line(label: str, value: object) -> str:
+    return f"{label:52} {value}"
