@@ -11,14 +11,13 @@ from ple_inference.table_check import NgramConstants, check_scale, check_table
 from ple_inference.vllm_plugin.daemon_embedding import DaemonNGramEmbedding
 from ple_inference.vllm_plugin.row_source import RowSource
 from ple_inference.vllm_plugin.stream_rows import StreamRows, end_process
-from ple_inference.vllm_plugin.table_options import TableOptions
+from ple_inference.vllm_plugin.table_options import SLOTS, TableOptions
 from ple_inference.vllm_plugin.table_wait import WaitReporter
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.table.v1 import table_pb2
 
 _log = logging.getLogger("vllm.triplex")
 
-_SLOTS = 4
 # After this the client looks whether the daemon lives.
 _ANSWER_S = 1.0
 _ROW_TYPES = {
@@ -38,7 +37,7 @@ class TableLink:
             ClientOptions(
                 client_name="vllm",
                 lookup_deadline_s=options.lookup_deadline_s,
-                slots=_SLOTS,
+                slots=SLOTS,
                 max_rows_per_slot=max_ids,
             ),
         )
@@ -60,7 +59,7 @@ class TableLink:
 
     def _make_rows(self, options: TableOptions, max_ids: int, row_bytes: int) -> RowSource | StreamRows:
         if not options.on_stream:
-            return RowSource(self.client, max_ids, row_bytes, _SLOTS)
+            return RowSource(self.client, max_ids, row_bytes, SLOTS)
         rows = StreamRows(self.client, max_ids, row_bytes, _ANSWER_S, end_process)
         rows.connect()
         return rows

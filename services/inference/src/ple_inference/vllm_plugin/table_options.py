@@ -8,6 +8,9 @@ from typing import Any
 
 from ple_inference.vllm_plugin.override import OverrideError
 
+SLOTS = 4
+"""Of the region shared with the daemon: steps whose rows may be on their way at once."""
+
 
 @dataclass(frozen=True)
 class TableOptions:
