@@ -1,10 +1,11 @@
-"""A client's shared region as memory that the GPU copies from."""
+"""Host memory that the GPU copies to and from without stopping this process."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ple_rpc.shared_region import SharedRegion
 
@@ -27,6 +28,11 @@ class PinnedRegion:
     def close(self) -> None:
         """Copies out of the region must have ended."""
         _cudart().cudaHostUnregister(self.bytes.data_ptr())
+
+
+def pinned(size: int, dtype: torch.dtype) -> Tensor:
+    """New pinned memory of this process, [size]."""
+    return torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def _cudart() -> Any:

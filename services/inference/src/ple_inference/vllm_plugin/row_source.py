@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
-from ple_inference.vllm_plugin.pinned_region import PinnedRegion
+from ple_inference.vllm_plugin.pinned_region import PinnedRegion, pinned
 from ple_rpc.client import TableClient
 from ple_rpc.errors import NotOffered
 from ple_rpc.session import SlotRows
@@ -26,7 +26,7 @@ class RowSource:
     def __init__(self, client: TableClient, max_ids: int, row_bytes: int, slots: int) -> None:
         self._client = client
         self._row_bytes = row_bytes
-        self._ids = torch.empty(max_ids, dtype=torch.int64, device="cpu", pin_memory=True)
+        self._ids = pinned(max_ids, torch.int64)
         self._ids_there = torch.cuda.Event()
         self._region: PinnedRegion | None = None
         # One slot stays free, so that a lookup never waits for a copy of the step before.
@@ -103,7 +103,7 @@ class RowSource:
     def _deliver_staged(self, ids: object, rows: Tensor) -> None:
         if self._staging is None:
             size = self._ids.numel() * self._row_bytes
-            self._staging = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._staging = pinned(size, torch.uint8)
         with gpu_sync_allowed():
             self._staged.synchronize()
         staging = self._staging[: rows.nbytes]

@@ -40,4 +40,6 @@ class TableOptions:
             value = given.get(name, 1.0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86_400:
                 raise OverrideError(f"triplex: triplex.{name} must be seconds, not {value!r}")
+        if not isinstance(given.get("wait_file", ""), str):
+            raise OverrideError(f"triplex: triplex.wait_file must be a path, not {given['wait_file']!r}")
         return cls(**given)
