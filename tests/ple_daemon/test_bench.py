@@ -115,6 +115,12 @@ def test_bars(value: float, bar: str, met: bool) -> None:
     assert ("MISSED" in str(figure)) is not met
 
 
+def test_a_miss_never_looks_like_its_bar() -> None:
+    assert " 0.548 " in str(Figure("name", 0.548, ">= 0.55", ""))
+    assert " 0.55 " in str(Figure("name", 0.5512, ">= 0.55", ""))
+    assert " 2.5004 " in str(Figure("name", 2.50041, "<= 2.5", ""))
+
+
 def test_sides_take_turns() -> None:
     turns: list[str] = []
     taken = take_turns(

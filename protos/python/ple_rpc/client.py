@@ -37,8 +37,10 @@ class TableClient:
     ) -> None:
         """`address` is unix:PATH, or HOST:PORT (also tls://HOST:PORT) with `ple_rpc.tls.client_credentials`.
 
-        Raises ValueError for a tls:// address without credentials.
+        Raises ValueError for a bare path and for a tls:// address without credentials.
         """
+        if address.startswith(("/", "./", "../", "~")):
+            raise ValueError(f"{address} looks like a path: a socket's address is unix:{address}")
         if credentials is None and address.startswith(TLS_SCHEME):
             raise ValueError(f"{address} needs credentials: see ple_rpc.tls.client_credentials")
         self.address = address
