@@ -91,7 +91,7 @@ def test_a_table_that_is_too_small_is_refused(checkpoint: Path, capsys: pytest.C
         main(["bench", str(checkpoint), "--rounds", "4"])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert "use a larger table or fewer rounds" in lines[0]
+    assert "use a table of at least 3.9 GiB" in lines[0]
     assert "a median needs 5 rounds or more" in lines[1]
 
 
