@@ -68,7 +68,7 @@ run: $(READY) $(if $(filter var/models/triplex-tiny,$(MODEL)),var/models/triplex
 
 serve: run ## the same as run
 
-test: $(READY) $(VLLM_WHEEL) ## all that CI tests without root: checks, then tests
+test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
 
@@ -112,6 +112,16 @@ pip_download = $(BIN)/python -m pip --disable-pip-version-check download --quiet
 $(VLLM_WHEEL): constraints/vllm-wheel.txt | $(READY)
 	@echo "make: fetching vLLM's wheel to read its source (340 MB, once)"
 	$(pip_download) --require-hashes --dest $(@D) -r $<
+	touch $@
+
+# Tests of `ple-inference plan` call vLLM's KV cache planner, which needs its Python files and no GPU. They are kept
+# apart from the environment, whose versions vLLM's pins exclude.
+var/vllm-planner/ready: constraints/vllm-planner.txt constraints/vllm.txt $(VLLM_WHEEL) | $(READY)
+	@rm -rf $(@D)
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar off --no-compile --no-deps \
+	  --target $(@D) -r $<
+	$(BIN)/python -c "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
+	  wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if n.endswith('.py') or '.dist-info/' in n])" $(VLLM_WHEEL) $(@D)
 	touch $@
 
 overrides-doc: $(READY) ## write docs/overrides.md from the records

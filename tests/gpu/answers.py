@@ -38,7 +38,7 @@ def _ask(llm: Any, daemon: Daemon, settings: dict[str, Any]) -> Found:
     found["again"] = [greedy(llm, [row], 24)[0] for row in rows]
     found["together"] = greedy(llm, rows[:4], 24)
     if settings.get("kills"):
-        found["kills"] = _kills(llm, daemon, rows[0])
+        found["kills"] = survive_kills(llm, daemon, rows[0])
     if settings.get("soak"):
         found["soak"] = _soak(llm, settings["soak"], found["block_size"])
     found["rows_checked"] = [result for result in llm.collective_rpc("rows_checked") if result is not None]
@@ -83,7 +83,7 @@ def _prompt_logits(llm: Any, row: list[int]) -> list[Found]:
     return positions
 
 
-def _kills(llm: Any, daemon: Daemon, row: list[int]) -> Found:
+def survive_kills(llm: Any, daemon: Daemon, row: list[int]) -> Found:
     """One stream of greedy tokens while the daemon dies five times and hangs once."""
     count = 420
     first = stream(llm, row, count)

@@ -9,6 +9,7 @@ from typing import Any
 
 import engine
 import real_checkpoint
+from answers import survive_kills
 from generate import Found, prompts, random_prompts, sampling
 
 
@@ -31,6 +32,11 @@ def run(settings: dict[str, Any]) -> Found:
         }
         for streams in (1, 4):
             found[f"streams_{streams}"] = _compare_sources(llm, str(model), streams)
+        print(found, flush=True)
+        llm.collective_rpc("use_source", args=("daemon", str(model)))
+        llm.collective_rpc("check_rows", args=(str(model),))
+        found["kills"] = survive_kills(llm, daemon, random_prompts([64])[0])
+        found["rows_checked"] = llm.collective_rpc("rows_checked")
         found["table"] = llm.collective_rpc("table_stats")
     return found
 

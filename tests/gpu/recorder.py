@@ -86,30 +86,22 @@ class Recorder:
         link.rows = self.sources[name]
 
     def time_delivery(self, tokens: int, rounds: int) -> dict[str, float] | None:
-        """Medians in us of one delivery's parts, on an idle stream."""
+        """Medians in us of a delivery on an idle stream: for the step's thread, and until rows are there."""
         link, state = self._link(), self._state()
         if link is None:
             return None
-        source, table_rows = link.rows, link.client.description.used_rows
         out = state._ngram.ngram_embedding.row_bytes[:tokens]
-        parts: dict[str, list[float]] = {"ids": [], "lookup": [], "copy_launch": [], "rows_there": []}
+        parts: dict[str, list[float]] = {"call": [], "rows_there": [], "lookup": []}
         for _ in range(rounds):
-            ids = torch.randint(0, table_rows, (tokens, 16), device=out.device)
+            ids = torch.randint(0, link.client.description.used_rows, (tokens, 16), device=out.device)
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            host = source._fetch(ids)
-            fetched = time.perf_counter()
-            slot = source._client.lookup_into_slot(host)
-            looked_up = time.perf_counter()
-            source._copy(slot, out)
-            launched = time.perf_counter()
+            link.rows.deliver(ids, out)
+            returned = time.perf_counter()
             torch.cuda.current_stream().synchronize()
-            there = time.perf_counter()
-            for name, seconds in (
-                ("ids", fetched - begin), ("lookup", looked_up - fetched),
-                ("copy_launch", launched - looked_up), ("rows_there", there - begin),
-            ):  # fmt: skip
-                parts[name].append(seconds * 1e6)
+            parts["call"].append((returned - begin) * 1e6)
+            parts["rows_there"].append((time.perf_counter() - begin) * 1e6)
+            parts["lookup"].append(link.rows.last_lookup_s * 1e6)
         return {name: statistics.median(times) for name, times in parts.items()}
 
     def send_hints(self, on: bool) -> None:
@@ -128,7 +120,15 @@ class Recorder:
 
     def table_stats(self) -> dict[str, Any] | None:
         link = self._link()
-        return None if link is None else {**vars(link.client.stats), "shared": link.client.region is not None}
+        return (
+            None
+            if link is None
+            else {
+                **vars(link.client.stats),
+                "shared": link.client.region is not None,
+                "deliveries": getattr(link.rows, "deliveries", None),
+            }
+        )
 
     def memory(self) -> dict[str, float]:
         status = Path("/proc/self/status").read_text()

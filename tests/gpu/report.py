@@ -46,6 +46,7 @@ def cost(found: Found) -> list[str]:
         if step is not None:
             value = f"{step['ratio']:.3f} ({step['daemon_ms']:.3f} ms, {step['pinned_ms']:.3f} ms)"
             lines.append(_line(f"decode step, {streams} streams, daemon / pinned", value))
+    lines += [_line(key, found[key]) for key in ("kills", "rows_checked", "table") if key in found]
     return lines
 
 

@@ -92,9 +92,12 @@ def test_port_taken(tiny_checkpoint: Path) -> None:
     assert f"cannot listen on {address}" in line
 
 
-def test_vllm_is_refused_by_name() -> None:
-    assert "vllm is not built yet" in refuse("serve", "--engine", "vllm")
-    assert "vllm is not built yet" in refuse("serve", PLE_INFERENCE_ENGINE="vllm")
+def test_settings_of_the_other_engine(tiny_checkpoint: Path) -> None:
+    model = ("serve", "--model", str(tiny_checkpoint))
+    assert "profile is no setting of engine reference" in refuse(*model, "--profile", "triple-24gb")
+    line = refuse(*model, "--engine", "vllm", PLE_INFERENCE_NUM_THREADS="2")
+    assert "num_threads is no setting of engine vllm" in line
+    assert "are for --engine vllm" in refuse(*model, "--", "--max-num-seqs", "2")
 
 
 def test_unknown_and_wrong_settings() -> None:

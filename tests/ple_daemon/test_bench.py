@@ -91,7 +91,7 @@ def test_a_table_that_is_too_small_is_refused(checkpoint: Path, capsys: pytest.C
         main(["bench", str(checkpoint), "--rounds", "4"])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert "use a larger table or fewer rounds" in lines[0]
+    assert "use a table of at least 3.9 GiB" in lines[0]
     assert "a median needs 5 rounds or more" in lines[1]
 
 
@@ -113,6 +113,12 @@ def test_bars(value: float, bar: str, met: bool) -> None:
     figure = Figure("name", value, bar, "a 1 ms")
     assert figure.is_met is met
     assert ("MISSED" in str(figure)) is not met
+
+
+def test_a_miss_never_looks_like_its_bar() -> None:
+    assert " 0.548 " in str(Figure("name", 0.548, ">= 0.55", ""))
+    assert " 0.55 " in str(Figure("name", 0.5512, ">= 0.55", ""))
+    assert " 2.5004 " in str(Figure("name", 2.50041, "<= 2.5", ""))
 
 
 def test_sides_take_turns() -> None:

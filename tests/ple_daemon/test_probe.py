@@ -84,6 +84,10 @@ def test_memory_is_no_drive() -> None:
     try:
         with pytest.raises(DirectReadError, match=r"lies in memory \(tmpfs\), there is no drive to read"):
             DirectFile(file)
+        before = names(path)
+        with pytest.raises(DirectReadError, match=r"/dev/shm: lies in memory"):
+            probe(path, 0.1, 1 << 30)
+        assert names(path) == before
     finally:
         file.unlink()
 
@@ -188,13 +192,15 @@ def test_the_command(command: Callable, large_file: Path) -> None:
 def test_refusals_are_one_line(large_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", str(tmp_path / "none")]) == 1
     assert main(["probe", str(large_file), "--plot", str(tmp_path / "none" / "out.png")]) == 1
+    assert main(["probe", str(large_file), "--plot", str(tmp_path / "out.psd")]) == 1
     with pytest.raises(SystemExit, match="2"):
         main(["probe", str(large_file), "--seconds", "-1"])
     with pytest.raises(SystemExit, match="2"):
         main(["probe", str(tmp_path), "--size-gib", "1e300"])
     assert main(["probe", str(tmp_path), "--size-gib", "0.01"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
+    assert "its name may end in " in lines[2]
     assert "choose a larger --size-gib" in lines[-1]
     assert all(line.startswith("ple-daemon: ") for line in lines)
 
@@ -213,7 +219,7 @@ def test_a_picture_without_matplotlib_is_one_line(large_file: Path, tmp_path: Pa
         capture_output=True, text=True, timeout=DEADLINE_S,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "ple-daemon: --plot needs matplotlib: pip install 'ple-daemon[plot]'\n"
+    assert done.stderr == "ple-daemon: --plot needs matplotlib: pip install matplotlib\n"
 
 
 def io_counter(name: str) -> int:

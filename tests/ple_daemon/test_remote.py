@@ -158,17 +158,22 @@ def test_what_a_start_refuses(keys: Keys, tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_in_one_line(command: Callable, shared_checkpoint: Path, run_dir: Path) -> None:
-    done = command("serve", shared_checkpoint, "--run-dir", run_dir, "--listen", "tcp://0.0.0.0:0")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(
-        "ple-daemon: --listen tcp://0.0.0.0:0: 0.0.0.0 can be reached"
-    )
-    assert "Traceback" not in done.stderr
+    for arguments, words in (
+        (("--listen", "tcp://0.0.0.0:0"), "--listen tcp://0.0.0.0:0: 0.0.0.0 can be reached"),
+        (("--tls-cert", "none.pem"), "--tls-cert none.pem: is of no use without --listen"),
+    ):
+        done = command("serve", shared_checkpoint, "--run-dir", run_dir, *arguments)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(f"ple-daemon: {words}")
+        assert "Traceback" not in done.stderr
 
 
-def test_a_tls_address_needs_credentials() -> None:
+def test_an_address_that_cannot_work_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="needs credentials"):
         TableClient("tls://127.0.0.1:1")
+    for path in ("/run/t.sock", "./t.sock", "../t.sock", "~/t.sock"):
+        with pytest.raises(ValueError, match=f"{path} looks like a path: a socket's address is unix:{path}"):
+            TableClient(path)
 
 
 def test_a_client_whose_network_is_gone_loses_its_session(

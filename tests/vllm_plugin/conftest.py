@@ -19,7 +19,19 @@ from ple_inference.vllm_plugin.overrides import ALL
 from ple_inference.vllm_plugin.wheel_source import WheelSource
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-OURS = ("ple_inference.vllm_plugin.runner", "ple_inference.vllm_plugin.worker")
+OURS = tuple(
+    f"ple_inference.vllm_plugin.{name}"
+    for name in (
+        "runner",
+        "worker",
+        "daemon_embedding",
+        "row_source",
+        "stream_rows",
+        "lent_slots",
+        "table_link",
+        "model_state",
+    )
+)
 
 
 @pytest.fixture(scope="session")

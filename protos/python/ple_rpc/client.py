@@ -12,7 +12,7 @@ from ple_rpc.link import Link, Patience
 from ple_rpc.options import ClientOptions
 from ple_rpc.packing import row_ids_le64, tokens_le32, writable_bytes
 from ple_rpc.prefetch import PrefetchSender
-from ple_rpc.session import SharedMemory, SlotRows, Ticket
+from ple_rpc.session import LentMemory, SharedMemory, SlotRows, Ticket
 from ple_rpc.shared_region import SharedRegion
 from ple_rpc.stats import ClientStats, StatsRecorder
 from ple_rpc.table.v1 import table_pb2, table_service_pb2
@@ -37,8 +37,10 @@ class TableClient:
     ) -> None:
         """`address` is unix:PATH, or HOST:PORT (also tls://HOST:PORT) with `ple_rpc.tls.client_credentials`.
 
-        Raises ValueError for a tls:// address without credentials.
+        Raises ValueError for a bare path and for a tls:// address without credentials.
         """
+        if address.startswith(("/", "./", "../", "~")):
+            raise ValueError(f"{address} looks like a path: a socket's address is unix:{address}")
         if credentials is None and address.startswith(TLS_SCHEME):
             raise ValueError(f"{address} needs credentials: see ple_rpc.tls.client_credentials")
         self.address = address
@@ -79,8 +81,10 @@ class TableClient:
     @property
     def region(self) -> SharedRegion | None:
         """What is shared with the daemon now, if anything; another one after each new connection."""
-        memory = _memory_of(self._link.live)
-        return None if memory is None else memory.region
+        live = self._link.live
+        if live is None or live.is_lost or live.session is None or live.session.memory is None:
+            return None
+        return live.session.memory.region
 
     @property
     def stats(self) -> ClientStats:
@@ -170,6 +174,15 @@ class TableClient:
 
         return self._counted(send, len(tokens) * heads * self.description.row_bytes, cancelled)
 
+    def lend_memory(self) -> LentMemory | None:
+        """This session's shared region, for native code to ring by itself; None where there is none.
+
+        Lookups of this client then go over gRPC for as long as the session lives. A new session has a region
+        of its own: ask again when `region` is another one, or None. Raises as `lookup`.
+        """
+        memory = _memory_of(self._link.connect(self._options.lookup_deadline_s))
+        return None if memory is None else memory.lend()
+
     # -- hints ---------------------------------------------------------------------------------------
 
     def prefetch(
@@ -229,7 +242,11 @@ class TableClient:
 
 
 def _memory_of(connection: Connection | None) -> SharedMemory | None:
-    return None if connection is None or connection.session is None else connection.session.memory
+    """What lookups may use."""
+    if connection is None or connection.session is None:
+        return None
+    memory = connection.session.memory
+    return None if memory is None or memory.is_lent else memory
 
 
 def _through_memory(

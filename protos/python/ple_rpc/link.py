@@ -126,6 +126,11 @@ class Link:
         """This thread's lookup takes longer than a lookup should."""
         self._recorder.wait_began()
 
+    def connect(self, deadline_s: float) -> Connection:
+        """The live connection, or a new one. Raises TableUnavailable at the deadline."""
+        self.until_ready(deadline_s, None)
+        return self._connect(time.monotonic() + deadline_s)
+
     def _connect(self, deadline: float) -> Connection:
         """The live connection, or a new one. One thread connects, the others wait for it."""
         live = self.live

@@ -3,6 +3,7 @@
 import array
 import contextlib
 import logging
+import os
 import queue
 import socket
 import struct
@@ -94,6 +95,21 @@ class SlotRows:
         self._memory.give_back(self._ticket)
 
 
+class LentMemory:
+    """A region and its doorbell in the hands of native code: slots and sequences are the borrower's business.
+
+    Sequences start at 1 for each slot and grow. The descriptor is the borrower's own: what the client closes
+    meanwhile ends the connection, and never leads to another file.
+    """
+
+    def __init__(self, region: SharedRegion, bell_fd: int) -> None:
+        self.region = region
+        self.bell_fd = bell_fd
+
+    def close(self) -> None:
+        os.close(self.bell_fd)
+
+
 class SharedMemory:
     """The region of one session and the doorbell that goes with it. Thread-safe.
 
@@ -114,6 +130,8 @@ class SharedMemory:
         self._tickets: dict[int, Ticket] = {}
         self._sequence = 0
         self._broken = False
+        self.is_lent = False
+        """Whether somebody else rings: then no lookup of this client may."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._greet(path, timeout_s)
@@ -125,6 +143,14 @@ class SharedMemory:
     def is_lost(self) -> bool:
         """No lookup can succeed any more: the connection or the lease has ended, or no slot is left."""
         return self._broken or self._lease.ended.is_set() or not (self._free or self._tickets)
+
+    def lend(self) -> LentMemory:
+        """Hand the region over, for the session's life. No lookup may be under way. Raises ValueError."""
+        with self._lock:
+            if self.is_lent or self._tickets:
+                raise ValueError("the region is in use")
+            self.is_lent = True
+            return LentMemory(self.region, os.dup(self._socket.fileno()))
 
     def ring(self, ids: memoryview, deadline: float) -> Ticket:
         """Send a lookup of int64 ids, at most `layout.max_rows`. Raises TableUnavailable."""

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import logging
 import os
+import signal
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ple_inference.log_lines import log_to_stderr
-from ple_inference.settings import PREFIX, Settings, SettingsError, load_settings
+from ple_inference.settings import Settings, SettingsError, load_settings
+from ple_rpc.rundir import run_directory
 
 if TYPE_CHECKING:
     from ple_inference.tiny.config import TinyOptions
+    from ple_inference.vllm_engine.launch import Launch
 
 _EXAMPLES = """examples:
   ple-inference tiny var/models/triplex-tiny
   ple-inference serve --engine reference --model var/models/triplex-tiny --table unix:/run/triplex/table.sock
+  ple-inference plan --model /models/CHECKPOINT --profile dual-80gb
+  ple-inference serve --engine vllm --model /models/CHECKPOINT --profile dual-80gb
 """
 
 
@@ -28,13 +36,23 @@ class CommandError(Exception):
 
 def main() -> None:
     parser = _parser()
-    args = parser.parse_args()
+    own, for_vllm = _split(sys.argv[1:])
+    args = parser.parse_args(own)
+    args.for_vllm = for_vllm
     try:
         code = args.run(args)
     except CommandError as error:
         print(f"ple-inference: {error}", file=sys.stderr)
         code = 1
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
     sys.exit(code)
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is before and after a --, which argparse treats differently from one Python to the next."""
+    own = list(itertools.takewhile(lambda argument: argument != "--", arguments))
+    return own, list(arguments[len(own) + 1 :])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_tiny(commands)
     _add_serve(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -88,35 +107,116 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         + "\n  ".join(Settings.model_fields),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    serve.add_argument("--engine", metavar="reference", help="reference: Transformers on a CPU (default)")
-    serve.add_argument("--model", type=Path, metavar="DIR", help="folder of the checkpoint")
-    serve.add_argument("--table", dest="table_address", metavar="ADDRESS", help="the daemon, unix:PATH")
-    serve.add_argument("--http-address", metavar="HOST:PORT", help="default 127.0.0.1:8100")
-    serve.add_argument("--served-model-name", metavar="NAME", help="default: the folder's name")
-    serve.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that decode at once")
+    serve.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        help="reference: Transformers on a CPU (default); vllm: on GPUs, its own arguments after a --",
+    )
+    _add_model(serve)
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
     serve.set_defaults(run=_run_serve)
 
 
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="say what the vllm engine would run and take, without starting it",
+        description="Says what `serve --engine vllm` would run, what each GPU would hold, and how many "
+        "requests fit, by vLLM's own planner where vLLM is installed. Needs no GPU.",
+        epilog=_profile_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_model(plan)
+    plan.add_argument("--json", action="store_true", help="for programs")
+    plan.set_defaults(run=_run_plan, engine="vllm")
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", type=Path, metavar="DIR", help="folder of the checkpoint")
+    command.add_argument("--table", dest="table_address", metavar="ADDRESS", help="the daemon, unix:PATH")
+    command.add_argument("--http-address", metavar="HOST:PORT", help="default 127.0.0.1:8100")
+    command.add_argument("--served-model-name", metavar="NAME", help="default: the folder's name")
+    command.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that decode at once")
+    command.add_argument("--profile", metavar="NAME", help="vllm: what kind of machine it is")
+    command.add_argument(
+        "--pp", dest="pipeline_stages", type=int, metavar="N", help="vllm: as many GPUs, a stage on each"
+    )
+    command.add_argument(
+        "--disable", action="append", default=[], metavar="OVERRIDE", help="vllm: switch an override off"
+    )
+
+
+def _profile_help() -> str:
+    from ple_inference.vllm_engine.profile import PROFILES
+
+    lines = [f"  {profile.name:14}{profile.summary}" for profile in PROFILES.values()]
+    return "\n".join(["profiles:", *lines])
+
+
 def _run_serve(args: argparse.Namespace) -> int:
-    flags = {name: value for name, value in vars(args).items() if name != "run"}
-    environ = os.environ
-    if (args.engine or environ.get(f"{PREFIX}ENGINE")) == "vllm":
-        raise CommandError("engine vllm is not built yet; use --engine reference")
-    try:
-        settings = load_settings(environ, flags, Path.cwd())
-    except SettingsError as error:
-        raise CommandError(str(error)) from error
+    settings = _settings(args)
+    if settings.engine == "vllm":
+        return _run_vllm(args, settings)
+    if args.for_vllm or args.disable:
+        raise CommandError("arguments after a -- and --disable are for --engine vllm")
     _require_reference_extra()
-    log_to_stderr(settings.log_level)
-    fields = " ".join(f"{name}={value}" for name, value in settings.model_dump().items())
-    logging.getLogger(__name__).info("settings %s", fields)
+    _log_settings(settings)
     _serve(settings)
     return 0
 
 
+def _run_vllm(args: argparse.Namespace, settings: Settings) -> int:
+    from ple_inference.checkpoint import CheckpointError
+    from ple_inference.vllm_engine.launch import become_vllm
+    from ple_inference.vllm_engine.preflight import check
+    from ple_inference.vllm_engine.refused import Refused
+
+    _log_settings(settings)
+    try:
+        launch = _compose(args, settings)
+        check(launch, os.environ)
+        become_vllm(launch, os.environ)
+    except (Refused, CheckpointError) as error:
+        raise CommandError(str(error)) from error
+    return 0
+
+
+def _run_plan(args: argparse.Namespace) -> int:
+    from ple_inference.checkpoint import CheckpointError
+    from ple_inference.vllm_engine.plan import as_json, as_text, make_plan
+    from ple_inference.vllm_engine.refused import Refused
+
+    settings = _settings(args)
+    try:
+        plan = make_plan(_compose(args, settings))
+    except (Refused, CheckpointError) as error:
+        raise CommandError(str(error)) from error
+    print(json.dumps(as_json(plan), indent=2) if args.json else as_text(plan))
+    return 0
+
+
+def _compose(args: argparse.Namespace, settings: Settings) -> Launch:
+    from ple_inference.vllm_engine.launch import compose
+
+    return compose(settings, run_directory(os.environ, Path.cwd()), args.disable, args.for_vllm)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    flags = {name: value for name, value in vars(args).items() if name in Settings.model_fields}
+    try:
+        return load_settings(os.environ, flags, Path.cwd())
+    except SettingsError as error:
+        raise CommandError(str(error)) from error
+
+
+def _log_settings(settings: Settings) -> None:
+    log_to_stderr(settings.log_level)
+    fields = " ".join(f"{name}={value}" for name, value in settings.model_dump().items())
+    logging.getLogger(__name__).info("settings %s", fields)
+
+
 def _serve(settings: Settings) -> None:
-    from ple_inference.reference.checkpoint import CheckpointError, read_checkpoint
+    from ple_inference.checkpoint import CheckpointError, read_checkpoint
 
     try:
         checkpoint = read_checkpoint(settings.model)

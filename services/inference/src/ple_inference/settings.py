@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ple_rpc.rundir import TABLE_SOCKET_NAME, run_directory
@@ -15,6 +15,20 @@ from ple_rpc.rundir import TABLE_SOCKET_NAME, run_directory
 PREFIX = "PLE_INFERENCE_"
 # Orchestrators inject such names for every service that they know.
 _INJECTED = re.compile(r"_PORT$|_PORT_|_SERVICE_")
+# vLLM has its own ways to say these; its arguments come after a --.
+_REFERENCE_ONLY = frozenset(
+    {
+        "max_queued",
+        "default_max_tokens",
+        "prefill_chunk_tokens",
+        "num_threads",
+        "max_images",
+        "max_image_px",
+        "max_body_bytes",
+        "grammar_deadline_s",
+    }
+)
+_VLLM_ONLY = frozenset({"profile", "pipeline_stages"})
 
 
 class SettingsError(Exception):
@@ -26,7 +40,11 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
-    engine: Literal["reference"] = "reference"
+    engine: Literal["reference", "vllm"] = "reference"
+    profile: str = ""
+    """Engine vllm: a kind of machine; `ple-inference plan --help` lists the names."""
+    pipeline_stages: int = Field(0, ge=0, le=64)
+    """Engine vllm: GPUs, one stage on each; 0: as the profile says."""
     model: Path
     """Folder of the checkpoint."""
     served_model_name: str = ""
@@ -69,6 +87,13 @@ class Settings(BaseSettings):
         split_address(value)
         return value
 
+    @model_validator(mode="after")
+    def _fits_the_engine(self) -> Self:
+        foreign = self.model_fields_set & (_REFERENCE_ONLY if self.engine == "vllm" else _VLLM_ONLY)
+        if foreign:
+            raise ValueError(f"{min(foreign)} is no setting of engine {self.engine}")
+        return self
+
     @property
     def model_name(self) -> str:
         return self.served_model_name or self.model.name
@@ -90,6 +115,8 @@ def load_settings(environ: Mapping[str, str], flags: Mapping[str, Any], anchor: 
         return Settings(**given)
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:
+            raise SettingsError(first["msg"].removeprefix("Value error, ")) from error
         name = "_".join(str(part) for part in first["loc"])
         raise SettingsError(f"{PREFIX}{name.upper()} is {first['input']!r}: {first['msg']}") from error
 

@@ -70,8 +70,9 @@ class Bench:
         pages = layout.size_bytes // PAGE_BYTES
         if needed > pages * _SHARE_OF_TABLE:
             raise NotColdError(
-                f"{path}: {pages:,} pages, a run of {effort.rounds} rounds reads about {needed:,}, "
-                "all different; use a larger table or fewer rounds"
+                f"{path}: {pages:,} pages, of which a run may read {int(pages * _SHARE_OF_TABLE):,}; "
+                f"{effort.rounds} rounds read about {needed:,}, all different; use a table of at least "
+                f"{needed / _SHARE_OF_TABLE * PAGE_BYTES / 2**30:.1f} GiB"
             )
         self._table, self._plain = Table(layout), Table(layout, Advice.NONE)
         self._cold = ColdRows([self._table, self._plain])

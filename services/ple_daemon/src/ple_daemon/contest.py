@@ -26,9 +26,18 @@ class Figure:
         sign, _, bound = self.bar.partition(" ")
         return self.value >= float(bound) if sign == ">=" else self.value <= float(bound)
 
+    @property
+    def _shown(self) -> str:
+        """Two digits after the point, or as many as tell the value from its bar."""
+        bound = self.bar.rpartition(" ")[2]
+        digits = 2
+        while not self.is_met and digits < 9 and round(self.value, digits) == float(bound):
+            digits += 1
+        return f"{self.value:.{digits}f}"
+
     def __str__(self) -> str:
         miss = "" if self.is_met else "  MISSED"
-        return f"{self.name:62} {self.value:7.2f} {self.bar:>8}   {self.sides}{miss}"
+        return f"{self.name:62} {self._shown:>7} {self.bar:>8}   {self.sides}{miss}"
 
 
 HEADING = f"{'figure':62} {'value':>7} {'bar':>8}   sides (median)"

@@ -232,5 +232,13 @@ class _Chore:
 
 def _remote(settings: Settings) -> RemoteEndpoint | None:
     if settings.listen is None:
+        given = {
+            "--tls-cert": settings.tls_cert,
+            "--tls-key": settings.tls_key,
+            "--tls-client-ca": settings.tls_client_ca,
+        }
+        for option, path in given.items():
+            if path is not None:
+                raise EndpointError(f"{option} {path}: is of no use without --listen tcp://HOST:PORT")
         return None
     return remote_endpoint(settings.listen, settings.tls_cert, settings.tls_key, settings.tls_client_ca)

@@ -105,19 +105,24 @@ class DirectFile:
         self.close()
 
 
-def open_direct(path: Path) -> int:
-    """A descriptor whose reads go to the drive. Raises DirectReadError where there is no such thing."""
+def refuse_memory(path: Path) -> None:
+    """Raises DirectReadError for a path on a filesystem that no drive is behind."""
     kind = filesystem(path)
     if kind in _IN_MEMORY:
         raise DirectReadError(
             f"{path}: lies in memory ({kind}), there is no drive to read; name another path"
         )
+
+
+def open_direct(path: Path) -> int:
+    """A descriptor whose reads go to the drive. Raises DirectReadError where there is no such thing."""
+    refuse_memory(path)
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == codes.EINVAL:
             raise DirectReadError(
-                f"{path}: the file system ({kind}) has no O_DIRECT; name another path"
+                f"{path}: the file system ({filesystem(path)}) has no O_DIRECT; name another path"
             ) from error
         raise DirectReadError(f"{path}: cannot be opened: {error.strerror}") from error
 

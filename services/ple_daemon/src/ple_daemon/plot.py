@@ -1,4 +1,4 @@
-"""Pictures of what the tools found. Needs matplotlib, which `pip install 'ple-daemon[plot]'` brings."""
+"""Pictures of what the tools found. Needs matplotlib."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,15 @@ class PlotError(DaemonError):
 
 def check_plotting(path: Path) -> None:
     """Find out before a minute of measuring. Raises PlotError."""
-    _pyplot()
+    pyplot = _pyplot()
     if not path.parent.is_dir():
         raise PlotError(f"--plot {path}: no such folder; make it first")
+    kinds = sorted(pyplot.figure().canvas.get_supported_filetypes())
+    pyplot.close()
+    if path.suffix.removeprefix(".").lower() not in kinds:
+        raise PlotError(
+            f"--plot {path}: no picture of that kind can be made; its name may end in {', '.join(kinds)}"
+        )
 
 
 def plot_probe(probe: Probe, path: Path) -> None:
@@ -62,7 +68,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise PlotError("--plot needs matplotlib: pip install 'ple-daemon[plot]'") from error
+        raise PlotError("--plot needs matplotlib: pip install matplotlib") from error
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ple_daemon.drive_reads import DirectFile, Reads
+from ple_daemon.drive_reads import DirectFile, Reads, refuse_memory
 from ple_daemon.drive_scratch import scratch_file
 from ple_daemon.errors import DaemonError
 from ple_daemon.gather import Int64Array
@@ -69,7 +69,7 @@ class Probe:
             (_grade(summary.p99_ms, P99_MS), f"p99 of one read is {summary.p99_ms:.3f} ms"),
             (
                 _grade(stalls, STALLS_PER_MINUTE),
-                f"{summary.stalls} reads above {STALL_MS:.0f} ms, the slowest took {summary.max_ms:.1f} ms",
+                f"reads above {STALL_MS:.0f} ms: {summary.stalls}, the slowest took {summary.max_ms:.1f} ms",
             ),
         ]
 
@@ -150,6 +150,7 @@ def _subject(path: Path, scratch_bytes: int) -> Iterator[Path]:
                 f"{path}: a scratch file of {scratch_bytes:,} bytes, the drive's own cache would answer; "
                 "choose a larger --size-gib"
             )
+        refuse_memory(path)  # before gigabytes are written there
         with scratch_file(path, scratch_bytes) as scratch:
             yield scratch
         return

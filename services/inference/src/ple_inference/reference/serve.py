@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ple_inference.checkpoint import Checkpoint
 from ple_inference.health import Health
 from ple_inference.metrics import Metrics
 from ple_inference.operations import starting_app
-from ple_inference.reference.checkpoint import Checkpoint
 from ple_inference.settings import Settings, split_address
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ple_inference.checkpoint import Checkpoint
 from ple_inference.metrics import Metrics
 from ple_inference.reference.chat_prompt import ChatTemplate
-from ple_inference.reference.checkpoint import Checkpoint
 from ple_inference.reference.engine import Engine
 from ple_inference.reference.grammar import GrammarCompiler
 from ple_inference.reference.images import ImageReader

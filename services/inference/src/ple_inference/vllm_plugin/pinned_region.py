@@ -1,10 +1,13 @@
-"""A client's shared region as memory that the GPU copies from."""
+"""Host memory that the GPU copies to and from without stopping this process."""
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ple_rpc.shared_region import SharedRegion
 
@@ -15,8 +18,11 @@ class PinnedRegion:
     def __init__(self, region: SharedRegion) -> None:
         """Raises RuntimeError when the driver refuses."""
         self.region = region
+        # The client closes its region when a session ends, which the stream may not have noticed. A tensor
+        # does not keep a buffer from that, a view of it does.
+        self._hold = memoryview(region.buffer)
         self.bytes = torch.frombuffer(region.buffer, dtype=torch.uint8)
-        """uint8, all of the region. Keeps it mapped."""
+        """uint8, all of the region."""
         error = _cudart().cudaHostRegister(self.bytes.data_ptr(), self.bytes.nbytes, 0)
         if error != _cudart().cudaError.success:
             raise RuntimeError(
@@ -25,8 +31,32 @@ class PinnedRegion:
             )
 
     def close(self) -> None:
-        """Copies out of the region must have ended."""
+        """Copies out of the region must have ended, and nobody may use `bytes` any more."""
         _cudart().cudaHostUnregister(self.bytes.data_ptr())
+        self._hold.release()
+
+
+def pinned(size: int, dtype: torch.dtype) -> Tensor:
+    """New pinned memory of this process, [size]."""
+    return torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
+
+
+def launch_host_function(function: int, argument: int) -> None:
+    """Have the current stream call native code, address and argument, before what it is given next.
+
+    The function must call nothing of CUDA. Raises RuntimeError.
+    """
+    stream = torch.cuda.current_stream().cuda_stream
+    error = _driver().cuLaunchHostFunc(
+        ctypes.c_void_p(stream), ctypes.c_void_p(function), ctypes.c_void_p(argument)
+    )
+    if error:
+        raise RuntimeError(f"CUDA does not call host functions (error {error})")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def _cudart() -> Any:

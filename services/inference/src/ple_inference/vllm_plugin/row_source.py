@@ -1,16 +1,18 @@
-"""A step's rows: ids off the GPU, a lookup in the daemon, rows onto the GPU."""
+"""A step's rows: ids off the GPU, a lookup in the daemon, rows onto the GPU.
+
+`stream_rows.py` does the same without the step's thread.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
-from ple_inference.vllm_plugin.pinned_region import PinnedRegion
+from ple_inference.vllm_plugin.pinned_region import PinnedRegion, pinned
 from ple_rpc.client import TableClient
 from ple_rpc.errors import NotOffered
 from ple_rpc.session import SlotRows
@@ -26,7 +28,7 @@ class RowSource:
     def __init__(self, client: TableClient, max_ids: int, row_bytes: int, slots: int) -> None:
         self._client = client
         self._row_bytes = row_bytes
-        self._ids = torch.empty(max_ids, dtype=torch.int64, device="cpu", pin_memory=True)
+        self._ids = pinned(max_ids, torch.int64)
         self._ids_there = torch.cuda.Event()
         self._region: PinnedRegion | None = None
         # One slot stays free, so that a lookup never waits for a copy of the step before.
@@ -34,8 +36,9 @@ class RowSource:
         self._copies: deque[tuple[SlotRows, torch.cuda.Event]] = deque()
         self._staging: Tensor | None = None
         self._staged = torch.cuda.Event()
-        self.observe_s: Callable[[float], object] = lambda _: None
-        """Called with the seconds of each lookup, without the copies."""
+        self.deliveries = 0
+        self.last_lookup_s = 0.0
+        """From the ids to the answer, copies not counted."""
 
     def deliver(self, ids: Tensor, rows: Tensor) -> None:
         """ids: int64 on the GPU, any shape -> rows: uint8 on the GPU, contiguous, row_bytes for each id.
@@ -50,8 +53,9 @@ class RowSource:
         except NotOffered:
             self._deliver_staged(host, rows)
         else:
-            self.observe_s(time.perf_counter() - start_s)
+            self.last_lookup_s = time.perf_counter() - start_s
             self._copy(slot, rows)
+        self.deliveries += 1
 
     def close(self) -> None:
         """Wait for copies and close the client."""
@@ -103,12 +107,12 @@ class RowSource:
     def _deliver_staged(self, ids: object, rows: Tensor) -> None:
         if self._staging is None:
             size = self._ids.numel() * self._row_bytes
-            self._staging = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._staging = pinned(size, torch.uint8)
         with gpu_sync_allowed():
             self._staged.synchronize()
         staging = self._staging[: rows.nbytes]
         start_s = time.perf_counter()
         self._client.lookup(ids, staging.numpy())
-        self.observe_s(time.perf_counter() - start_s)
+        self.last_lookup_s = time.perf_counter() - start_s
         rows.view(-1).copy_(staging, non_blocking=True)
         self._staged.record()

@@ -10,14 +10,16 @@ import torch
 from ple_inference.table_check import NgramConstants, check_scale, check_table
 from ple_inference.vllm_plugin.daemon_embedding import DaemonNGramEmbedding
 from ple_inference.vllm_plugin.row_source import RowSource
-from ple_inference.vllm_plugin.table_options import TableOptions
+from ple_inference.vllm_plugin.stream_rows import StreamRows, end_process
+from ple_inference.vllm_plugin.table_options import SLOTS, TableOptions
 from ple_inference.vllm_plugin.table_wait import WaitReporter
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.table.v1 import table_pb2
 
 _log = logging.getLogger("vllm.triplex")
 
-_SLOTS = 4
+# After this the client looks whether the daemon lives.
+_ANSWER_S = 1.0
 _ROW_TYPES = {
     torch.bfloat16: table_pb2.ROW_TYPE_BF16,
     torch.float8_e4m3fn: table_pb2.ROW_TYPE_FP8_E4M3,
@@ -35,7 +37,7 @@ class TableLink:
             ClientOptions(
                 client_name="vllm",
                 lookup_deadline_s=options.lookup_deadline_s,
-                slots=_SLOTS,
+                slots=SLOTS,
                 max_rows_per_slot=max_ids,
             ),
         )
@@ -44,9 +46,9 @@ class TableLink:
             self.client.wait_ready(options.table_wait_s, lambda reason: _log.info("no table yet: %s", reason))
             check(self.client.description, ngram)
             row_bytes = self.client.description.row_bytes
-            self.rows = RowSource(self.client, max_ids, row_bytes, _SLOTS)
+            self.rows = self._make_rows(options, max_ids, row_bytes)
             if options.wait_file is not None:
-                self._reporter = WaitReporter(Path(options.wait_file), lambda: self.client.stats)
+                self._reporter = WaitReporter(Path(options.wait_file), self._progress)
         except BaseException:
             self.client.close()
             raise
@@ -54,6 +56,17 @@ class TableLink:
             "table connected address=%s rows=%d row_bytes=%d shared_memory=%s",
             options.table, self.client.description.rows, row_bytes, self.client.region is not None,
         )  # fmt: skip
+
+    def _make_rows(self, options: TableOptions, max_ids: int, row_bytes: int) -> RowSource | StreamRows:
+        if not options.on_stream:
+            return RowSource(self.client, max_ids, row_bytes, SLOTS)
+        rows = StreamRows(self.client, max_ids, row_bytes, _ANSWER_S, end_process)
+        rows.connect()
+        return rows
+
+    def _progress(self) -> tuple[float | None, int]:
+        """Since when a lookup waits for a daemon, and steps that were given their rows."""
+        return self.client.stats.waiting_since, self.rows.deliveries
 
     def close(self) -> None:
         if self._reporter is not None:

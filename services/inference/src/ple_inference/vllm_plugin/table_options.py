@@ -8,6 +8,9 @@ from typing import Any
 
 from ple_inference.vllm_plugin.override import OverrideError
 
+SLOTS = 4
+"""Of the region shared with the daemon: steps whose rows may be on their way at once."""
+
 
 @dataclass(frozen=True)
 class TableOptions:
@@ -17,6 +20,8 @@ class TableOptions:
     """How long the worker waits for the daemon once the model is loaded."""
     lookup_deadline_s: float = 60.0
     """How long a step waits for its rows, restarts of the daemon included, before the engine ends."""
+    on_stream: bool = False
+    """Have the CUDA stream fetch rows itself, without the step's thread. Not yet run on a GPU."""
     wait_file: str | None = None
     """Where the worker notes that a lookup waits: see `table_wait.py`."""
 
@@ -40,4 +45,10 @@ class TableOptions:
             value = given.get(name, 1.0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86_400:
                 raise OverrideError(f"triplex: triplex.{name} must be seconds, not {value!r}")
+        if not isinstance(given.get("wait_file", ""), str):
+            raise OverrideError(f"triplex: triplex.wait_file must be a path, not {given['wait_file']!r}")
+        if not isinstance(given.get("on_stream", False), bool):
+            raise OverrideError(
+                f"triplex: triplex.on_stream must be true or false, not {given['on_stream']!r}"
+            )
         return cls(**given)

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ple_rpc.stats import ClientStats
-
 _FIELDS = struct.Struct("<dQ")
 _LOOK_S = 0.25
 
@@ -48,12 +46,12 @@ class TableWait:
 
 
 class WaitReporter:
-    """A thread that notes a client's state in the file while the step's own thread waits in a lookup."""
+    """A thread that notes in the file what `progress` says: since when a lookup waits, and lookups so far."""
 
-    def __init__(self, path: Path, stats: Callable[[], ClientStats]) -> None:
+    def __init__(self, path: Path, progress: Callable[[], tuple[float | None, int]]) -> None:
         """Raises OSError."""
         self._wait = TableWait(path, create=True)
-        self._stats = stats
+        self._progress = progress
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="table-wait", daemon=True)
         self._thread.start()
@@ -64,5 +62,4 @@ class WaitReporter:
 
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_S):
-            stats = self._stats()
-            self._wait.write(stats.waiting_since, stats.lookups)
+            self._wait.write(*self._progress())

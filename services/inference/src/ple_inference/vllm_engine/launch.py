@@ -1,0 +1,138 @@
+"""One start of vLLM: what it is put together from, and the exec that it ends in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ple_inference.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from ple_inference.settings import Settings, split_address
+from ple_inference.vllm_engine.pipeline import Pipeline
+from ple_inference.vllm_engine.profile import Profile, profile_named
+from ple_inference.vllm_engine.profile_arguments import take_in
+from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.tensors import Tensors
+from ple_inference.vllm_engine.vllm_arguments import TableAccess, vllm_arguments, vllm_environment
+from ple_inference.vllm_engine.weights import refuse_unloadable
+
+_log = logging.getLogger(__name__)
+# What sizes and hash follow from, of text_config.
+_NEEDED = (
+    "num_hidden_layers",
+    "layer_types",
+    "max_position_embeddings",
+    "hidden_size",
+    "head_dim",
+    "num_key_value_heads",
+    "indexer_head_dim",
+    "indexer_compress_ratio",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "hc_count",
+    "ple_conv_kernel_size",
+    "ngram_size",
+    "heads_per_ngram",
+    "eos_token_id",
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A checkpoint, a profile that fits it, and the arguments that follow from both."""
+
+    settings: Settings
+    checkpoint: Checkpoint
+    tensors: Tensors
+    profile: Profile
+    pipeline: Pipeline
+    table: TableAccess
+    arguments: tuple[str, ...]
+    """Of the executable `vllm`."""
+    environment: Mapping[str, str]
+    """What is set beside the launcher's own environment."""
+
+
+def compose(settings: Settings, run_directory: Path, disabled: Sequence[str], extra: Sequence[str]) -> Launch:
+    """Put a start together without looking at this machine. Raises Refused, CheckpointError."""
+    checkpoint = read_checkpoint(settings.model)
+    _check_config(checkpoint)
+    profile = _profile(settings, checkpoint.max_positions)
+    profile, rest = take_in(profile, extra)
+    (ple_layer,) = checkpoint.text["ple_layer_ids"]
+    pipeline = Pipeline.of(profile, int(checkpoint.text["num_hidden_layers"]), ple_layer - 1)
+    tensors = Tensors.of(settings.model)
+    refuse_unloadable(tensors)
+    _, port = split_address(settings.http_address)
+    table = TableAccess(
+        settings.table_address,
+        run_directory / f"inference-{port}.wait",
+        settings.lookup_deadline_s,
+        tuple(disabled),
+    )
+    return Launch(
+        settings,
+        checkpoint,
+        tensors,
+        profile,
+        pipeline,
+        table,
+        vllm_arguments(settings, profile, table, rest),
+        vllm_environment(pipeline),
+    )
+
+
+def _check_config(checkpoint: Checkpoint) -> None:
+    text = checkpoint.text
+    missing = next((name for name in _NEEDED if text.get(name) is None), None)
+    if missing is not None:
+        raise CheckpointError(f"{checkpoint.path}/config.json has no text_config.{missing}")
+    kinds, layers = len(text["layer_types"]), text["num_hidden_layers"]
+    if kinds != layers:
+        raise CheckpointError(f"{checkpoint.path}/config.json names {kinds} layer_types for {layers} layers")
+
+
+def _profile(settings: Settings, max_positions: int) -> Profile:
+    profile = profile_named(settings.profile)
+    if settings.max_model_len > max_positions:
+        raise Refused(
+            f"max_model_len is {settings.max_model_len}, the checkpoint allows {max_positions}; ask for less"
+        )
+    return profile.adapted(
+        stages=settings.pipeline_stages,
+        max_num_seqs=settings.max_num_seqs if "max_num_seqs" in settings.model_fields_set else 0,
+        max_model_len=settings.max_model_len or min(profile.max_model_len, max_positions),
+    )
+
+
+def executable(environ: Mapping[str, str]) -> str | None:
+    """The `vllm` of this environment, else of PATH."""
+    beside = Path(sys.executable).parent / "vllm"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("vllm", path=environ.get("PATH"))
+
+
+def become_vllm(launch: Launch, environ: Mapping[str, str]) -> None:
+    """Replace this process by vLLM: its signals, output and exit status are ours, and nothing can outlive us.
+
+    Raises Refused; does not return otherwise.
+    """
+    path = executable(environ)
+    if path is None:
+        raise Refused("no vllm in this environment or on PATH; install ple-inference[vllm]")
+    launch.table.wait_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # What a former start said of its lookups is not about this one.
+    launch.table.wait_file.unlink(missing_ok=True)
+    _log.info("starting %s", path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(path, [path, *launch.arguments], {**environ, **launch.environment})  # noqa: S606
+    except OSError as error:
+        raise Refused(f"cannot start {path}: {error.strerror}") from error

@@ -1,0 +1,167 @@
+"""What a start of vLLM would run and take, without starting it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from ple_inference.vllm_engine.host_memory import HostMemory
+from ple_inference.vllm_engine.kv_figures import KvOptions, KvPlan, KvShape
+from ple_inference.vllm_engine.launch import Launch
+from ple_inference.vllm_engine.profile import GIB, Profile
+from ple_inference.vllm_engine.weights import StageWeights, stage_weights
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `ple-inference plan` says. Sizes of GPUs are the profile's, not this machine's."""
+
+    launch: Launch
+    weights: tuple[StageWeights, ...]
+    host: HostMemory
+    kv_bytes: tuple[int, ...]
+    """What each stage has for K/V, by the profile's allowance; not positive: the weights do not fit."""
+    kv: KvPlan | None
+    kv_problem: str
+    """Why `kv` is None or has no blocks; empty when it has."""
+
+    @property
+    def command(self) -> str:
+        """For a shell."""
+        environment = [f"{name}={value}" for name, value in self.launch.environment.items()]
+        return shlex.join([*environment, "vllm", *self.launch.arguments])
+
+    def left_bytes(self, stage: int) -> int:
+        """What weights and K/V leave of a GPU."""
+        taken_bytes = self.weights[stage].total_bytes + self.kv_taken_bytes(stage)
+        return self.launch.profile.gpu_memory_bytes - taken_bytes
+
+    def kv_taken_bytes(self, stage: int) -> int:
+        return self.kv.pool_blocks * self.kv.block_bytes[stage] if self.kv else 0
+
+
+def make_plan(launch: Launch) -> Plan:
+    weights = stage_weights(launch.tensors, launch.pipeline)
+    profile = launch.profile
+    kv_bytes = tuple(profile.budget_bytes - held.total_bytes - profile.allowance_bytes for held in weights)
+    kv, problem = _plan_kv(launch, kv_bytes)
+    return Plan(launch, weights, HostMemory.of(launch), kv_bytes, kv, problem)
+
+
+def kv_options(profile: Profile) -> KvOptions:
+    return KvOptions(
+        max_model_len=profile.max_model_len,
+        max_num_seqs=profile.max_num_seqs,
+        max_num_batched_tokens=profile.max_num_batched_tokens,
+        kv_cache_dtype=profile.kv_cache_dtype,
+        prefix_caching=profile.prefix_caching,
+    )
+
+
+def _plan_kv(launch: Launch, kv_bytes: Sequence[int]) -> tuple[KvPlan | None, str]:
+    if find_spec("vllm") is None:
+        return None, "vllm is not installed here, and K/V figures come from its planner"
+    from ple_inference.vllm_engine.kv_plan import NoRoom, plan_kv
+
+    shape = KvShape.of(launch.checkpoint.text, images="vision_config" in launch.checkpoint.config)
+    options, partition = kv_options(launch.profile), launch.pipeline.partition
+    if min(kv_bytes) <= 0:
+        return plan_kv(shape, options, partition), "the weights leave no room for K/V"
+    try:
+        return plan_kv(shape, options, partition, kv_bytes=kv_bytes), ""
+    except NoRoom as error:
+        return plan_kv(shape, options, partition), str(error)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    pipeline, profile = plan.launch.pipeline, plan.launch.profile
+    return {
+        "profile": asdict(profile),
+        "command": ["vllm", *plan.launch.arguments],
+        "environment": dict(plan.launch.environment),
+        "table_stage": pipeline.owner,
+        "table_layer": pipeline.ple_layer,
+        "host": {"pinned_bytes": plan.host.pinned_bytes, "total_bytes": plan.host.total_bytes},
+        "stages": [
+            {
+                "layers": [layers.start, layers.stop],
+                "weights_bytes": held.total_bytes,
+                **asdict(held),
+                "kv_room_bytes": max(0, plan.kv_bytes[stage]),
+                "kv_bytes": plan.kv_taken_bytes(stage),
+                "left_bytes": plan.left_bytes(stage),
+            }
+            for stage, held in enumerate(plan.weights)
+            for layers in [pipeline.layers_of(stage)]
+        ],
+        "kv": _kv_json(plan.kv),
+        "kv_problem": plan.kv_problem or None,
+    }
+
+
+def _kv_json(kv: KvPlan | None) -> Mapping[str, Any] | None:
+    if kv is None:
+        return None
+    return {
+        **asdict(kv),
+        "usable_blocks": kv.usable_blocks,
+        "fixed_blocks_per_request": kv.fixed_blocks_per_request,
+        "tokens_per_block": kv.tokens_per_block,
+        "blocks_per_request": kv.blocks_per_request,
+        "requests": round(kv.requests, 3),
+    }
+
+
+def as_text(plan: Plan) -> str:
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    profile, pipeline = plan.launch.profile, plan.launch.pipeline
+    yield f"profile {profile.name}: {profile.summary}"
+    yield plan.command
+    yield ""
+    yield f"{'stage':7}{'layers':>8}{'weights':>12}{'of it embed+head':>18}{'K/V':>12}{'left':>12}   of a GPU"
+    for stage, held in enumerate(plan.weights):
+        layers = pipeline.layers_of(stage)
+        row = f"{stage:<7}{f'{layers.start}-{layers.stop - 1}':>8}{_gib(held.total_bytes):>12}"
+        row += f"{_gib(held.embed_and_head_bytes):>18}{_gib(plan.kv_taken_bytes(stage)):>12}"
+        row += f"{_gib(plan.left_bytes(stage)):>12}"
+        yield f"{row}   {_gib(profile.gpu_memory_bytes)}" + (" table" if stage == pipeline.owner else "")
+    yield f"vLLM may take {profile.gpu_memory_utilization:.0%} of a GPU; activations, graphs and CUDA are"
+    yield f"guessed at {_gib(profile.allowance_bytes)}, which vLLM replaces by measuring when it starts"
+    pinned, total = _mib(plan.host.pinned_bytes), _gib(plan.host.total_bytes)
+    yield f"host RAM: {pinned} pinned for rows, about {total} in all"
+    yield ""
+    if plan.kv is not None:
+        yield from _kv_lines(plan.kv)
+    if plan.kv_problem:
+        yield f"K/V: {plan.kv_problem}"
+
+
+def _kv_lines(kv: KvPlan) -> Iterator[str]:
+    yield (
+        f"K/V by vLLM's planner: blocks of {kv.block_tokens} tokens, "
+        f"{_mib(max(kv.block_bytes))} each on the widest stage"
+    )
+    for group in kv.groups:
+        grows = "grows with the request" if group.grows else "fixed"
+        blocks = f"{group.blocks_per_request:4} blocks of a request"
+        yield f"  {group.kind:5}{group.layers:4} caches, {blocks}, {grows}"
+    yield (
+        f"a request of {kv.max_model_len:,} tokens: {kv.blocks_per_request} blocks, "
+        f"{kv.fixed_blocks_per_request} of them whatever its length"
+    )
+    if kv.pool_blocks:
+        yield f"pool: {kv.usable_blocks} blocks = {kv.requests:.2f} such requests"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,106 @@
+"""What can be known before tens of gigabytes are loaded."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ple_inference.settings import split_address
+from ple_inference.vllm_engine.gpus import Gpu, visible_gpus
+from ple_inference.vllm_engine.host_memory import HostMemory
+from ple_inference.vllm_engine.launch import Launch
+from ple_inference.vllm_engine.profile import GIB
+from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.table_gate import await_table
+from ple_inference.vllm_engine.vllm_arguments import refuse_environment
+from ple_inference.vllm_engine.weights import StageWeights, stage_weights
+from ple_inference.vllm_plugin.override import OverrideError
+from ple_inference.vllm_plugin.proof import prove_sources
+from ple_inference.vllm_plugin.switches import enabled_overrides
+from ple_inference.vllm_plugin.wheel_source import SourceMissing
+
+_log = logging.getLogger(__name__)
+_MEMINFO = Path("/proc/meminfo")
+
+
+def check(launch: Launch, environ: Mapping[str, str]) -> None:
+    """Quick checks first, the wait for the daemon last. Raises Refused, CheckpointError."""
+    refuse_environment(environ)
+    _check_plugin(launch)
+    _check_port(launch.settings.http_address)
+    weights = stage_weights(launch.tensors, launch.pipeline)
+    _check_gpus(launch, weights, visible_gpus(environ.get("CUDA_VISIBLE_DEVICES")))
+    _check_host_memory(HostMemory.of(launch))
+    pipeline = launch.pipeline
+    _log.info(
+        "pipeline layers=%s table_stage=%d table_layer=%d",
+        ",".join(map(str, pipeline.partition)),
+        pipeline.owner,
+        pipeline.ple_layer,
+    )
+    await_table(
+        launch.settings.table_address,
+        launch.settings.table_wait_deadline_s,
+        launch.checkpoint,
+        launch.tensors,
+    )
+
+
+def _check_plugin(launch: Launch) -> None:
+    try:
+        prove_sources(enabled_overrides(launch.table.additional_config))
+    except (OverrideError, SourceMissing) as error:
+        raise Refused(str(error)) from error
+
+
+def _check_port(address: str) -> None:
+    host, port = split_address(address)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise Refused(
+                f"cannot listen on {address}: {error.strerror}; choose another --http-address"
+            ) from error
+
+
+def _check_gpus(launch: Launch, weights: Sequence[StageWeights], gpus: Sequence[Gpu]) -> None:
+    stages = launch.pipeline.stages
+    if len(gpus) < stages:
+        raise Refused(f"{stages} pipeline stages need {stages} GPUs and {len(gpus)} can be seen; give --pp")
+    for stage, (gpu, held) in enumerate(zip(gpus, weights, strict=False)):
+        budget_bytes = int(gpu.total_bytes * launch.profile.gpu_memory_utilization)
+        needed_bytes = held.total_bytes + launch.profile.allowance_bytes
+        if needed_bytes >= budget_bytes:
+            raise Refused(
+                f"stage {stage} has {_gib(held.total_bytes)} of weights and wants {_gib(needed_bytes)} with "
+                f"activations, before any K/V; GPU {gpu.index} ({gpu.name}) gives {_gib(budget_bytes)} of "
+                f"{_gib(gpu.total_bytes)}: use more stages (--pp), larger GPUs, or a smaller checkpoint"
+            )
+        if gpu.free_bytes < budget_bytes:
+            raise Refused(
+                f"GPU {gpu.index} ({gpu.name}) has {_gib(gpu.free_bytes)} free and vLLM will take "
+                f"{_gib(budget_bytes)}: end what uses it, or give -- --gpu-memory-utilization"
+            )
+
+
+def _check_host_memory(memory: HostMemory) -> None:
+    available_bytes = _available_bytes()
+    if available_bytes < memory.total_bytes:
+        raise Refused(
+            f"{_gib(available_bytes)} of RAM are available, vLLM's {memory.processes} processes want about "
+            f"{_gib(memory.total_bytes)}, {_gib(memory.pinned_bytes)} of it pinned; free some"
+        )
+
+
+def _available_bytes() -> int:
+    lines = _MEMINFO.read_text().splitlines()
+    kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return int(kib) * 1024
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB"

@@ -1,0 +1,100 @@
+"""The tensors of a checkpoint by their safetensors headers; small ones can be read."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ple_inference.checkpoint import CheckpointError
+
+_MAX_HEADER_BYTES = 256 * 2**20
+_SMALL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where one tensor lies. `dtype` as safetensors writes it: BF16, F8_E4M3, I64, U8, ..."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
+
+
+class Tensors(dict[str, Tensor]):
+    """All tensors of a checkpoint's index, by name."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Tensors:
+        """Read the headers of every file that the index names. Raises CheckpointError."""
+        index = _read_json(folder / "model.safetensors.index.json")
+        files = index.get("weight_map")
+        if not isinstance(files, dict) or not files:
+            raise CheckpointError(f"{folder}/model.safetensors.index.json names no tensors")
+        found: dict[str, Tensor] = {}
+        for name in sorted({str(name) for name in files.values()}):
+            found.update(_header(folder / name))
+        missing = next((name for name in files if name not in found), None)
+        if missing is not None:
+            raise CheckpointError(f"{folder}/{files[missing]} lacks {missing}, which the index says is there")
+        return cls((name, found[name]) for name in files)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a small tensor. Raises KeyError, CheckpointError."""
+        tensor = self[name]
+        if tensor.size_bytes > _SMALL_BYTES:
+            raise CheckpointError(f"{tensor.file}: {name} has {tensor.size_bytes} bytes, more than it should")
+        try:
+            with tensor.file.open("rb") as file:
+                file.seek(tensor.offset_bytes)
+                content = file.read(tensor.size_bytes)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {tensor.file}: {error.strerror}") from error
+        if len(content) != tensor.size_bytes:
+            raise CheckpointError(f"{tensor.file} ends within {name}")
+        return content
+
+    def int64(self, name: str) -> tuple[int, ...]:
+        """The values of a small I64 tensor. Raises KeyError, CheckpointError."""
+        tensor = self[name]
+        if tensor.dtype != "I64":
+            raise CheckpointError(f"{tensor.file}: {name} is {tensor.dtype}, not I64")
+        return struct.unpack(f"<{prod(tensor.shape)}q", self.read(name))
+
+
+def _header(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file:
+            size_bytes = int.from_bytes(file.read(8), "little")
+            if not 0 < size_bytes <= _MAX_HEADER_BYTES:
+                raise CheckpointError(f"{path} is no safetensors file: a header of {size_bytes} bytes")
+            header = json.loads(file.read(size_bytes))
+        return {
+            name: _tensor(path, entry, 8 + size_bytes)
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: its header cannot be read") from error
+
+
+def _tensor(path: Path, entry: dict[str, Any], data_bytes: int) -> Tensor:
+    start, end = entry["data_offsets"]
+    return Tensor(path, str(entry["dtype"]), tuple(entry["shape"]), data_bytes + start, end - start)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}

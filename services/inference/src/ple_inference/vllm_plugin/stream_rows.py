@@ -1,0 +1,166 @@
+"""A step's rows, fetched by the CUDA stream itself: ids out, a lookup, rows in, one after the other.
+
+The step's thread only puts the three on the stream and goes on: vLLM prepares the launch of the forward while
+ids travel and the daemon reads. The lookup is a host function in native code (`native_ring.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.utils.gpu_sync_debug import gpu_sync_allowed
+
+from ple_inference.vllm_plugin import native_ring
+from ple_inference.vllm_plugin.lent_slots import LentSlots, Slot
+from ple_inference.vllm_plugin.pinned_region import launch_host_function, pinned
+from ple_rpc.client import TableClient
+from ple_rpc.errors import TableError
+
+_log = logging.getLogger("vllm.triplex")
+
+
+class StreamRows:
+    """Delivers rows on the current stream, through the client's shared region or, without one, over gRPC.
+
+    A lookup that misses its answer is repeated by a thread that has the client's patience: reconnects,
+    restarts of the daemon, its deadline. Rows that cannot be had for good end the process, by `give_up`:
+    the step is on the GPU already, and must not compute with rows that are not there. One thread delivers.
+    """
+
+    def __init__(
+        self,
+        client: TableClient,
+        max_ids: int,
+        row_bytes: int,
+        timeout_s: float,
+        give_up: Callable[[TableError], None],
+    ) -> None:
+        """`timeout_s` is how long an answer may take before the client looks after it."""
+        self._client = client
+        self._max_ids, self._row_bytes = max_ids, row_bytes
+        self._timeout_s = timeout_s
+        self._give_up = give_up
+        self._slots: LentSlots | None = None
+        self._staged: _Staged | None = None
+        self.deliveries = 0
+        self.last_lookup_s = 0.0
+        """Of a lookup before the last: from the ring to the answer, as the stream saw it."""
+        self._notice_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._is_closed = False
+        self._rescuer = threading.Thread(target=self._rescue, name="ple-rescue", daemon=True)
+        self._rescuer.start()
+
+    def connect(self) -> bool:
+        """Register shared memory with CUDA now, not in the first step; whether there is any."""
+        return self._current_slots() is not None
+
+    def deliver(self, ids: Tensor, rows: Tensor) -> None:
+        """ids: int64 on the GPU, any shape -> rows: uint8 on the GPU, contiguous, row_bytes for each id.
+
+        Returns at once; `rows` is right for what the current stream is given from now on.
+        """
+        slots = self._current_slots()
+        with gpu_sync_allowed():
+            slot = None if slots is None else slots.take()
+        if slot is None:
+            self._deliver_staged(ids, rows)
+        else:
+            self.last_lookup_s = slot.taken_s
+            slot.ask(ids.numel())
+            slot.ids.copy_(ids.view(-1), non_blocking=True)
+            launch_host_function(native_ring.ADDRESS, slot.record.ctypes.data)
+            rows.view(-1).copy_(slot.rows, non_blocking=True)
+            slot.copied.record()
+        self.deliveries += 1
+
+    def close(self) -> None:
+        """Wait for what is on the stream, and close the client."""
+        self._drop_slots()
+        self._is_closed = True
+        os.eventfd_write(self._notice_fd, 1)
+        self._rescuer.join(5)
+        os.close(self._notice_fd)
+        self._client.close()
+
+    def _current_slots(self) -> LentSlots | None:
+        """Those of the live session; each new connection to a daemon brings others."""
+        if self._slots is not None and self._slots.region is self._client.region:
+            return self._slots
+        self._drop_slots()
+        memory = self._client.lend_memory()
+        if memory is not None:
+            self._slots = LentSlots(memory, self._notice_fd, self._timeout_s)
+        return self._slots
+
+    def _drop_slots(self) -> None:
+        if self._slots is not None:
+            with gpu_sync_allowed():
+                self._slots.close()
+            self._slots = None
+
+    # -- rescue, in a thread of its own --------------------------------------------------------------
+
+    def _rescue(self) -> None:
+        while True:
+            os.eventfd_read(self._notice_fd)
+            if self._is_closed:
+                return
+            slots = self._slots
+            if slots is not None:
+                for slot in slots.missed():
+                    self._fill(slot)
+
+    def _fill(self, slot: Slot) -> None:
+        """Put a slot's rows into it by an ordinary lookup, and let the stream go on."""
+        try:
+            self._client.lookup(slot.ids.numpy().copy(), slot.rows.numpy())
+        except TableError as error:
+            _log.critical("no rows for a step that is on the GPU already, the engine ends: %s", error)
+            self._give_up(error)
+        except BaseException:
+            _log.critical("no rows for a step that is on the GPU already, the engine ends", exc_info=True)
+            self._give_up(TableError("unexpected"))
+        else:
+            slot.resume()
+
+    # -- without shared memory -----------------------------------------------------------------------
+
+    def _deliver_staged(self, ids: Tensor, rows: Tensor) -> None:
+        if self._staged is None:
+            self._staged = _Staged(self._max_ids, self._row_bytes)
+        self._staged.deliver(self._client, ids, rows)
+
+
+class _Staged:
+    """Rows over gRPC, in memory of this process; the step's thread waits."""
+
+    def __init__(self, max_ids: int, row_bytes: int) -> None:
+        self._ids = pinned(max_ids, torch.int64)
+        self._rows = pinned(max_ids * row_bytes, torch.uint8)
+        self._ids_there, self._copied = torch.cuda.Event(), torch.cuda.Event()
+        self._copied.record()
+
+    def deliver(self, client: TableClient, ids: Tensor, rows: Tensor) -> None:
+        """Raises a TableError, with `rows` unchanged."""
+        host = self._ids[: ids.numel()]
+        host.copy_(ids.view(-1), non_blocking=True)
+        self._ids_there.record()
+        with gpu_sync_allowed():
+            self._ids_there.synchronize()
+            self._copied.synchronize()
+        staging = self._rows[: rows.nbytes]
+        client.lookup(host.numpy(), staging.numpy())
+        rows.view(-1).copy_(staging, non_blocking=True)
+        self._copied.record()
+
+
+def end_process(error: Any) -> None:  # noqa: ARG001 - the log has it
+    """Past every handler: the main thread may wait for the very stream that waits for rows."""
+    logging.shutdown()
+    os._exit(1)

@@ -1,0 +1,333 @@
+"""`ple-inference serve --engine vllm`: what it refuses, and what it becomes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ple_inference.vllm_engine import preflight
+from ple_inference.vllm_engine.gpus import visible_gpus
+from ple_inference.vllm_engine.host_memory import HostMemory
+from ple_inference.vllm_engine.profile import PROFILES
+from ple_inference.vllm_engine.profile_arguments import take_in
+from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.vllm_arguments import refuse_environment, refuse_unserved
+
+
+def serve(model: Path, *arguments: str, profile: str = "single-140gb") -> tuple[str, ...]:
+    return ("serve", "--engine", "vllm", "--model", str(model), "--profile", profile, *arguments)
+
+
+@pytest.fixture
+def copy(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """The tiny checkpoint's JSON files, to be spoilt."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for path in tiny_checkpoint.glob("*.json"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def change_config(folder: Path, change: Callable[[dict], object]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+# -- what is asked for ---------------------------------------------------------------------------------
+
+
+def test_profiles_by_name(machine, tiny_checkpoint) -> None:
+    assert "needs --profile; profiles are triple-24gb, " in machine.refusal(
+        *serve(tiny_checkpoint, profile="")
+    )
+    assert "no profile 'huge'" in machine.refusal(*serve(tiny_checkpoint, profile="huge"))
+    line = machine.refusal(*serve(tiny_checkpoint, profile="triple-24gb-mtp"))
+    assert "MTP" in line
+    assert "not built yet" in line
+
+
+def test_a_folder_that_is_no_checkpoint(machine, copy) -> None:
+    assert "no such model folder: /nowhere" in machine.refusal(*serve(Path("/nowhere")))
+    (copy / "config.json").unlink()
+    assert f"cannot read {copy}/config.json" in machine.refusal(*serve(copy))
+
+
+def test_more_than_one_ple_layer(machine, copy) -> None:
+    change_config(copy, lambda config: config["text_config"].update(ple_layer_ids=[2, 3]))
+    assert "has 2 n-gram (PLE) layers; exactly one is served" in machine.refusal(*serve(copy))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hc_count": None}, "config.json has no text_config.hc_count"),
+        ({"num_hidden_layers": 5}, "names 4 layer_types for 5 layers"),
+    ],
+)
+def test_a_config_that_lacks_something(machine, copy, change, reason) -> None:
+    change_config(copy, lambda config: config["text_config"].update(change))
+    assert reason in machine.refusal(*serve(copy))
+
+
+def test_a_partition_of_another_model(machine, tiny_checkpoint) -> None:
+    line = machine.refusal(*serve(tiny_checkpoint, profile="triple-24gb"))
+    assert "splits 48 layers (16,16,16), there are 4" in line
+    assert "5 pipeline stages for 4 layers" in machine.refusal(*serve(tiny_checkpoint, "--pp", "5"))
+
+
+def test_a_file_that_the_index_promises(machine, copy) -> None:
+    assert "cannot read " in machine.refusal(*serve(copy))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dtype", "reason"),
+    [
+        ("model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight", "U8", "NVFP4"),
+        ("model.language_model.layers.1.ple.ple_embedding.ngram_embedding.weight_scale_2", "F32", "NVFP4"),
+        (
+            "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight",
+            "F32",
+            "f32 table",
+        ),
+        ("model.language_model.embed_tokens.weight_packed", "U8", "quantized embeddings"),
+        ("lm_head.weight_packed", "U8", "quantized embeddings"),
+    ],
+)
+def test_tensors_that_cannot_be_loaded(machine, copy, write_tensors, tensor, dtype, reason) -> None:
+    write_tensors(copy, {tensor: (dtype, [4])})
+    line = machine.refusal(*serve(copy))
+    assert reason in line
+    assert tensor in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--tensor-parallel-size", "2"], "TP > 1"),
+        (["--tensor_parallel_size=2"], "TP > 1"),
+        (["--tensor-par", "4"], "TP > 1"),
+        (["-tp", "2"], "TP > 1"),
+        (["-tp=2"], "TP > 1"),
+        (["--data-parallel-size", "2"], "DP > 1"),
+        (["-dpl", "2"], "data parallelism"),
+        (["--data-parallel-size-local=1"], "data parallelism"),
+        (["--mamba-cache-mode", "align"], "ignores it"),
+        (["--speculative-config", "{}"], "MTP"),
+        (["--speculative_config.method", "mtp"], "MTP"),
+        (["--spec-method", "mtp"], "MTP"),
+        (["--additional-config", "{}"], "--disable NAME"),
+        (["--worker-cls", "x.Y"], "plugin's worker"),
+        (["--config", "x.yaml"], "one by one"),
+        (["-pp", "2"], "--pp"),
+        (["--port", "1"], "--http-address"),
+    ],
+)
+def test_arguments_that_are_not_served(arguments, reason) -> None:
+    with pytest.raises(Refused) as refused:
+        refuse_unserved(arguments)
+    assert reason in str(refused.value)
+
+
+def test_arguments_that_are() -> None:
+    refuse_unserved(
+        ["-tp", "1", "--seed", "1", "--middleware", "a.B", "--max-log-len=4", "--data-parallel-size=1"]
+    )
+
+
+def test_arguments_that_change_the_profile() -> None:
+    profile = PROFILES["triple-24gb"]
+    changed, rest = take_in(
+        profile, ["--max_num_seqs=8", "--seed", "1", "--no-enable-prefix-caching", "--kv-cache-dtype", "auto"]
+    )
+    assert (changed.max_num_seqs, changed.prefix_caching, changed.kv_cache_dtype) == (8, False, "auto")
+    assert changed.capture_sizes == (1, 2, 4, 8)
+    assert rest == ("--seed", "1")
+    for wrong in (["--max-num-seqs", "x"], ["--gpu-memory-utilization", "1.2"], ["--max-model-len", "0"]):
+        with pytest.raises(Refused, match="after the --"):
+            take_in(profile, wrong)
+
+
+def test_an_environment_that_makes_another_engine() -> None:
+    with pytest.raises(Refused, match="V1 runner"):
+        refuse_environment({"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    with pytest.raises(Refused, match="leaves the triplex plugin out"):
+        refuse_environment({"VLLM_PLUGINS": "other"})
+    refuse_environment({"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_PLUGINS": "other,triplex"})
+
+
+# -- what the machine is -------------------------------------------------------------------------------
+
+
+def test_a_vllm_that_is_not_installed_or_another(machine, tiny_checkpoint, tmp_path) -> None:
+    line = machine.refusal(
+        *serve(tiny_checkpoint), PYTHONPATH=machine.environment()["PYTHONPATH"].rpartition(":")[0]
+    )
+    assert "vllm is not installed" in line
+    edited = tmp_path / "edited"
+    shutil.copytree(machine.vllm / "vllm-0.33.0.dist-info", edited / "vllm-0.33.0.dist-info")
+    (edited / "vllm").mkdir()
+    path = f"{edited}:{machine.environment()['PYTHONPATH'].rpartition(':')[0]}"
+    assert "install vllm==0.33.0, unmodified" in machine.refusal(*serve(tiny_checkpoint), PYTHONPATH=path)
+
+
+def test_an_override_that_is_not_there(machine, tiny_checkpoint) -> None:
+    assert "there is no override 'nothing'" in machine.refusal(
+        *serve(tiny_checkpoint, "--disable", "nothing")
+    )
+
+
+def test_v1_runner(machine, tiny_checkpoint) -> None:
+    assert "V1 runner" in machine.refusal(*serve(tiny_checkpoint), VLLM_USE_V2_MODEL_RUNNER="0")
+
+
+def test_port_taken(machine, tiny_checkpoint) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = machine.refusal(*serve(tiny_checkpoint, "--http-address", address))
+    assert f"cannot listen on {address}" in line
+
+
+def test_gpus_that_do_not_do(machine, tiny_checkpoint) -> None:
+    command = serve(tiny_checkpoint, "--pp", "2")
+    assert "2 pipeline stages need 2 GPUs and 1 can be seen" in machine.refusal(
+        *command, FAKE_GPUS=machine.gpus(1)
+    )
+    assert "and 1 can be seen" in machine.refusal(*command, CUDA_VISIBLE_DEVICES="2")
+    small = machine.refusal(*command, FAKE_GPUS=machine.gpus(2, total_mib=1024))
+    assert "GPU 0 (Fake) gives 0.95 GiB of 1.00 GiB" in small
+    busy = machine.refusal(*command, FAKE_GPUS=machine.gpus(2, free_mib=2048))
+    assert "GPU 0 (Fake) has 2.00 GiB free and vLLM will take 22.80 GiB" in busy
+    (machine.folder / "bin/nvidia-smi").write_text("#!/bin/sh\necho driver mismatch >&2; exit 9\n")
+    assert "nvidia-smi failed: driver mismatch" in machine.refusal(*command)
+
+
+def test_gpus_in_the_order_of_the_environment(machine, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", machine.environment()["PATH"])
+    monkeypatch.setenv("FAKE_GPUS", machine.gpus(3).replace("\\n", "\n"))
+    assert [gpu.index for gpu in visible_gpus("2,GPU-0")] == [2, 0]
+    assert [gpu.index for gpu in visible_gpus("1,9,0")] == [1]
+    assert visible_gpus("") == []
+    assert [gpu.total_bytes for gpu in visible_gpus(None)] == [24 * 2**30] * 3
+
+
+def test_too_little_ram(monkeypatch, tmp_path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 64000000 kB\nMemAvailable: 1048576 kB\n")
+    monkeypatch.setattr(preflight, "_MEMINFO", tmp_path / "meminfo")
+    with pytest.raises(
+        Refused, match=r"1\.00 GiB of RAM are available, vLLM's 5 processes want about 10\.01 GiB"
+    ):
+        preflight._check_host_memory(HostMemory(10 * 2**20, 5))
+
+
+# -- the table -----------------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_never_comes(machine, tiny_checkpoint, tmp_path) -> None:
+    done = machine.run(
+        *serve(tiny_checkpoint, "--table", f"unix:{tmp_path}/no.sock"),
+        PLE_INFERENCE_TABLE_WAIT_DEADLINE_S="1",
+    )
+    assert done.returncode == 1
+    assert "waiting for the table daemon address=unix:" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ple-inference: no answer from unix:")
+
+
+def test_the_table_of_another_checkpoint(machine, tiny_checkpoint, daemon_address, copy) -> None:
+    for path in tiny_checkpoint.glob("*.safetensors"):
+        (copy / path.name).symlink_to(path)
+    change_config(copy, lambda config: config["text_config"].update(eos_token_id=3))
+    line = machine.refusal(*serve(copy, "--table", daemon_address))
+    assert "the daemon's table does not fit the model: EOS" in line
+
+
+# -- vLLM ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def started(machine, tiny_checkpoint, daemon_address, *arguments, **extra) -> Iterator[subprocess.Popen[str]]:
+    command = serve(tiny_checkpoint, "--table", daemon_address, "--http-address", "127.0.0.1:0", *arguments)
+    with subprocess.Popen(
+        machine.command(*command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=machine.environment(**extra),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def first_words(process: subprocess.Popen[str]) -> dict:
+    """What the process says once it is vllm."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return json.loads(line)
+
+
+def test_it_becomes_vllm(machine, tiny_checkpoint, daemon_address) -> None:
+    arguments = ("--pp", "3", "--disable", "pp_config_gate", "--", "--seed", "7")
+    with started(machine, tiny_checkpoint, daemon_address, *arguments) as process:
+        told = first_words(process)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+    assert told["pid"] == process.pid, "a process of its own would have to be watched"
+    argv = told["argv"]
+    assert argv[:2] == ["serve", str(tiny_checkpoint)]
+    assert argv[-2:] == ["--seed", "7"]
+    assert argv[argv.index("--pipeline-parallel-size") + 1] == "3"
+    assert argv[argv.index("--max-model-len") + 1] == "32768", "the checkpoint allows no more"
+    triplex = json.loads(argv[argv.index("--additional-config") + 1])["triplex"]
+    assert triplex["table"] == daemon_address
+    assert triplex["disable"] == ["pp_config_gate"]
+    assert Path(triplex["wait_file"]).parent.stat().st_mode & 0o777 == 0o700
+    assert told["environment"]["VLLM_PP_LAYER_PARTITION"] == "1,1,2"
+    assert process.returncode == 40 + signal.SIGTERM
+    assert "pipeline layers=1,1,2 table_stage=1 table_layer=1" in log
+    assert "table fits" in log
+
+
+def test_its_exit_status_is_ours(machine, tiny_checkpoint, daemon_address) -> None:
+    with started(machine, tiny_checkpoint, daemon_address, FAKE_EXIT="3") as process:
+        process.communicate(timeout=60)
+    assert process.returncode == 3
+
+
+def test_nothing_is_left_of_one_that_is_killed(machine, tiny_checkpoint, daemon_address) -> None:
+    with started(machine, tiny_checkpoint, daemon_address) as process:
+        first_words(process)
+        process.kill()
+        # Its pipe would stay open in a child that lived on, and this would wait for its end.
+        process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_interrupted_while_it_waits(machine, tiny_checkpoint, tmp_path) -> None:
+    with started(machine, tiny_checkpoint, f"unix:{tmp_path}/no.sock") as process:
+        assert process.stderr is not None
+        while "waiting for the table" not in (line := process.stderr.readline()):
+            assert line, "it ended early"
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+
+
+def test_without_an_executable(machine, tiny_checkpoint, daemon_address) -> None:
+    (machine.folder / "bin/vllm").unlink()
+    line = machine.refusal(
+        *serve(tiny_checkpoint, "--table", daemon_address, "--http-address", "127.0.0.1:0")
+    )
+    assert "no vllm in this environment or on PATH" in line

@@ -1,0 +1,194 @@
+"""What `ple-inference plan` says, and that its K/V figures are those of vLLM's own planner."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import released_layout
+
+from ple_inference.settings import load_settings
+from ple_inference.vllm_engine.kv_figures import KvGroup, KvPlan
+from ple_inference.vllm_engine.launch import compose
+from ple_inference.vllm_engine.pipeline import Pipeline
+from ple_inference.vllm_engine.plan import as_text, make_plan
+from ple_inference.vllm_engine.profile import PROFILES
+from ple_inference.vllm_engine.tensors import Tensors
+from ple_inference.vllm_engine.weights import stage_weights
+
+GIB = 2**30
+REPLICATED = 2 * 248_320 * 2560 * 2
+VISION = 448_931_056 * 2
+
+
+@pytest.fixture(scope="module")
+def cases(planner_path: Path) -> dict:
+    """All cases of planner_cases.py: importing vllm takes seconds, once."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "planner_cases.py")],
+        input=json.dumps(released_layout.TEXT),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{planner_path}".lstrip(":")},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory, write_tensors) -> Callable[[bool], Path]:
+    """A released checkpoint, fp8 or not, by its headers; its tensors are holes."""
+
+    @cache
+    def make(fp8: bool) -> Path:
+        folder = tmp_path_factory.mktemp("released")
+        (folder / "config.json").write_text(json.dumps(released_layout.config(fp8=fp8)))
+        (folder / "tokenizer.json").write_text("{}")
+        write_tensors(folder, released_layout.tensors(fp8=fp8))
+        return folder
+
+    return make
+
+
+# -- vLLM's planner ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "blocks"),
+    [
+        ("host off", 42),
+        ("host on", 61),
+        ("host on, draft", 85),
+        ("host off, 12160", 36),
+        ("host on, 12160", 49),
+    ],
+)
+def test_the_published_figures_of_kv_in_host_memory(cases, case, blocks) -> None:
+    assert cases[case]["blocks_per_request"] == blocks
+
+
+def test_kv_in_gpu_memory(cases) -> None:
+    """A bf16 token takes 2,048 B of a layer, an fp8 token half, a state 3,207,168 B: hence blocks."""
+    assert cases["bf16"]["block_tokens"] == 1568
+    assert cases["fp8"]["block_tokens"] == 3136
+    # Two states for each of three GDN groups and for the n-gram layer, and the ring of raw keys.
+    assert cases["bf16"]["fixed_blocks_per_request"] == cases["fp8"]["fixed_blocks_per_request"] == 9
+    assert cases["bf16"]["blocks_per_request"] == 9 + -(-262_144 // 1568)
+    assert cases["fp8"]["blocks_per_request"] == 9 + -(-262_144 // 3136)
+    assert cases["fp8, caching off"]["fixed_blocks_per_request"] == 5
+
+
+def test_the_smallest_stage_limits_the_pool(cases) -> None:
+    fp8 = cases["fp8"]
+    # K/V and pooled keys of a stage's four attention layers.
+    assert fp8["block_bytes"] == [4 * 3136 * (1024 + 64)] * 3
+    assert fp8["pool_blocks"] == 3 * GIB // fp8["block_bytes"][0]
+    assert fp8["requests"] == pytest.approx((fp8["pool_blocks"] - 1) / 93)
+
+
+def test_a_request_takes_the_same_blocks_on_any_number_of_stages(cases) -> None:
+    assert cases["fp8, one stage"]["groups"] == cases["fp8"]["groups"]
+
+
+def test_a_pool_that_is_too_small_for_one_request(cases) -> None:
+    assert "262144" in cases["no room"]
+    assert "\n" not in cases["no room"]
+
+
+def test_capacity_of_a_live_engine(cases) -> None:
+    live = cases["live"]
+    assert live.pop("source")
+    assert live == {
+        "engine": "vllm",
+        "model": "flash-next",
+        "num_blocks": 243,
+        "fixed_blocks_per_request": 9,
+        "tokens_per_block": 3136,
+        "max_model_len": 262_144,
+        "max_num_seqs": 4,
+    }
+
+
+# -- weights -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fp8", "published_bytes"), [(False, released_layout.BF16_BYTES), (True, released_layout.FP8_BYTES)]
+)
+def test_weights_of_the_released_layouts(released, fp8, published_bytes) -> None:
+    tensors = Tensors.of(released(fp8))
+    assert sum(tensor.size_bytes for tensor in tensors.values()) == published_bytes
+    left_out = sum(
+        tensor.size_bytes
+        for name, tensor in tensors.items()
+        if name.startswith("mtp.") or ".ngram_embedding." in name
+    )
+    stages = stage_weights(tensors, Pipeline.of(PROFILES["triple-24gb"], 48, 1))
+    assert [stage.embed_and_head_bytes for stage in stages] == [REPLICATED] * 3
+    assert [stage.vision_bytes for stage in stages] == [VISION, 0, 0]
+    assert sum(stage.total_bytes for stage in stages) == published_bytes - left_out + 2 * REPLICATED
+
+
+# -- the command ---------------------------------------------------------------------------------------
+
+
+def test_plan_of_a_checkpoint_that_fits(machine, released) -> None:
+    folder = released(True)
+    command = ("plan", "--model", str(folder), "--profile", "dual-80gb", "--http-address", "127.0.0.1:9")
+    done = machine.run(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["kv_problem"] is None
+    assert (plan["table_stage"], plan["table_layer"]) == (0, 1)
+    assert [stage["layers"] for stage in plan["stages"]] == [[0, 24], [24, 48]]
+    assert plan["environment"]["VLLM_PP_LAYER_PARTITION"] == "24,24"
+    assert plan["kv"]["blocks_per_request"] == 177
+    assert plan["kv"]["requests"] > 1
+    for stage in plan["stages"]:
+        assert (
+            stage["weights_bytes"] + stage["kv_bytes"] + stage["left_bytes"]
+            == plan["profile"]["gpu_memory_bytes"]
+        )
+        assert stage["kv_bytes"] <= stage["kv_room_bytes"]
+    # Four slots of 2,048 tokens x 16 rows of 160 B with their ids, each on pages of its own.
+    assert plan["host"]["pinned_bytes"] == 4096 + 4 * (4096 + 2048 * 16 * 8 + 2048 * 16 * 160)
+
+
+def test_plan_without_vllm(machine, released) -> None:
+    folder = released(False)
+    path = machine.environment()["PYTHONPATH"].rpartition(":")[0]
+    done = machine.run("plan", "--model", str(folder), "--profile", "triple-24gb", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    shell = shlex.split(lines[1])
+    assert "VLLM_PP_LAYER_PARTITION=16,16,16" in shell
+    assert shell[shell.index("vllm") + 1 :][:2] == ["serve", str(folder)]
+    assert json.loads(shell[shell.index("--compilation-config") + 1])["cudagraph_capture_sizes"] == [1, 2, 4]
+    assert lines[-1].startswith("K/V: vllm is not installed here")
+
+
+def test_kv_figures_as_text(released, tmp_path) -> None:
+    folder = released(False)
+    flags = {"engine": "vllm", "model": folder, "profile": "triple-24gb"}
+    plan = make_plan(compose(load_settings({}, flags, tmp_path), tmp_path, (), ()))
+    groups = (KvGroup("gdn", 36, 2, grows=False), KvGroup("qsa", 24, 84, grows=True))
+    kv = KvPlan(3136, groups, (10, 10, 20 * 2**20), 262_144, pool_blocks=173)
+    text = as_text(replace(plan, kv=kv, kv_problem="the weights leave no room for K/V"))
+    assert "blocks of 3136 tokens, 20.0 MiB each on the widest stage" in text
+    assert "a request of 262,144 tokens: 86 blocks, 2 of them whatever its length" in text
+    assert "pool: 172 blocks = 2.00 such requests" in text
+    assert text.endswith("K/V: the weights leave no room for K/V")
+
+
+def test_plan_refuses_what_serve_refuses(machine, tiny_checkpoint) -> None:
+    command = ("plan", "--model", str(tiny_checkpoint), "--profile", "single-140gb")
+    assert "TP > 1" in machine.refusal(*command, "--", "-tp", "2")
