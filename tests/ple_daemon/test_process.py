@@ -42,21 +42,31 @@ def test_socket_and_folder_are_private(start: Start, shared_checkpoint: Path, ru
     assert names(run_dir) == ["bell.sock", "daemon.lock", "table.sock"]
 
 
-def test_a_folder_that_all_users_share_is_left_alone(command: Callable, run_dir: Path) -> None:
+@pytest.mark.parametrize("mode", [0o1777, 0o755, 0o2771])
+def test_a_folder_that_all_users_share_is_left_alone(command: Callable, run_dir: Path, mode: int) -> None:
     run_dir.mkdir()
     (run_dir / "other").touch()
-    run_dir.chmod(0o1777)
+    run_dir.chmod(mode)
     done = command("serve", "table", "--run-dir", run_dir, "--http-address", "127.0.0.1:0")
     assert done.returncode == 1
     assert f"run directory {run_dir}: all users share it; choose another" in done.stderr.splitlines()[-1]
-    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(run_dir.stat().st_mode) == mode
     assert names(run_dir) == ["other"]
+
+
+def test_an_empty_folder_is_closed_to_others_and_keeps_its_group(
+    start: Start, shared_checkpoint: Path, run_dir: Path
+) -> None:
+    run_dir.mkdir()
+    run_dir.chmod(0o2755)
+    start(shared_checkpoint).wait_ready()
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o2750
 
 
 def test_only_private_sockets_of_dead_daemons_are_removed(
     start: Start, shared_checkpoint: Path, run_dir: Path
 ) -> None:
-    run_dir.mkdir()
+    run_dir.mkdir(mode=0o700)
     for name in (".t1.txt", ".b2-notes", ".t3"):
         (run_dir / name).touch()
     with socket.socket(socket.AF_UNIX) as left:

@@ -68,13 +68,14 @@ class RunDirectory:
             return False
         return (status.st_dev, status.st_ino) == self._published[name]
 
-    def _refuse_public(self, mode: int) -> None:
-        """Refuse a folder like the one of temporary files: closing it to others would hurt them."""
+    def _close_to_others(self, mode: int) -> None:
+        """Take others' permissions away, but not from a folder that holds something else, as /run and /tmp do."""
         names = {path.name for path in self.path.iterdir() if not _PRIVATE_SOCKET.fullmatch(path.name)}
-        if mode & stat.S_IWOTH and names - _OWN_NAMES:
+        if names - _OWN_NAMES:
             raise EndpointError(
                 f"run directory {self.path}: all users share it; choose another --run-dir, which may be new"
             )
+        self.path.chmod(stat.S_IMODE(mode) & ~stat.S_IRWXO)  # setgid, which gives sockets their group, stays
 
     def _lock(self) -> int:
         try:
@@ -85,8 +86,7 @@ class RunDirectory:
                     f"run directory {self.path}: belongs to another user; choose another --run-dir"
                 )
             if status.st_uid == os.getuid() and status.st_mode & 0o007:
-                self._refuse_public(status.st_mode)
-                self.path.chmod(status.st_mode & 0o770)
+                self._close_to_others(status.st_mode)
             fd = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise EndpointError(
