@@ -69,7 +69,7 @@ class RunDirectory:
         return (status.st_dev, status.st_ino) == self._published[name]
 
     def _close_to_others(self, mode: int) -> None:
-        """Take others' permissions away, but not from a folder with something else in it, like /run or /tmp."""
+        """Take others' permissions away; a folder with something else in it, like /run, is refused."""
         names = {path.name for path in self.path.iterdir() if not _PRIVATE_SOCKET.fullmatch(path.name)}
         if names - _OWN_NAMES:
             raise EndpointError(
