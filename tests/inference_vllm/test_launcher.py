@@ -256,7 +256,8 @@ def test_the_table_of_another_checkpoint(machine, tiny_checkpoint, daemon_addres
 def started(machine, tiny_checkpoint, daemon_address, *arguments, **extra) -> Iterator[subprocess.Popen[str]]:
     command = serve(tiny_checkpoint, "--table", daemon_address, "--http-address", "127.0.0.1:0", *arguments)
     with subprocess.Popen(
-        machine.command(*command),
+        # Tests that run in the background of a shell ignore SIGINT, and children inherit that.
+        ["env", "--default-signal=INT", *map(str, machine.command(*command))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -74,7 +74,7 @@ class Link:
         """
         options = self._options
         patience = Patience(self, time.monotonic() + options.lookup_deadline_s, cancelled)
-        backoff = _Backoff(options)
+        backoff: _Backoff | None = None  # most lookups need none
         while True:
             connection = None
             try:
@@ -96,6 +96,7 @@ class Link:
                 else:
                     patience.attempt_s = options.hang_check_s
                     self._drop(connection)
+                backoff = backoff or _Backoff(options)
                 self._pause(backoff, patience.deadline)
 
     def answers(self, connection: Connection) -> bool:

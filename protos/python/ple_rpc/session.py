@@ -168,14 +168,16 @@ class SharedMemory:
         deadline = time.monotonic() + timeout_s
         with self._lock:
             while ticket.status is None:
-                if self.is_lost:
-                    raise TableUnavailable("the daemon closed the doorbell", sent=True)
-                if time.monotonic() > deadline:
-                    return False
+                # Listening comes first: most answers are on their way already.
                 if self._listening:
                     self._turns.wait(_LOOK_S)
                 else:
                     self._listen()
+                if ticket.status is None:
+                    if self.is_lost:
+                        raise TableUnavailable("the daemon closed the doorbell", sent=True)
+                    if time.monotonic() > deadline:
+                        return False
         if ticket.status:
             self._raise(ticket)
         return True
@@ -283,7 +285,7 @@ class Session:
 
     @property
     def is_lost(self) -> bool:
-        return self.lease.ended.is_set() or (self.memory is not None and self.memory.is_lost)
+        return self.lease.ended.is_set() if self.memory is None else self.memory.is_lost
 
     def close(self) -> None:
         if self.memory is not None:
