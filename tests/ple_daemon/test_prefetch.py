@@ -21,11 +21,13 @@ from ple_daemon.cold_rows import ColdRows
 from ple_daemon.gather import Advice
 from ple_daemon.page_windows import collect_windows
 from ple_daemon.prefetch import Prefetcher
+from ple_daemon.prefetch_hint import Hint
 from ple_daemon.servicer import limits
 from ple_daemon.shm_plane import ShmPlane
 from ple_daemon.shm_region import MappedRegion
 from ple_daemon.source import open_table, read_layout
 from ple_daemon.table import Table
+from ple_daemon.window_pace import MAX_ROWS, WindowPace
 from ple_rpc.bell import ANSWER, RING
 from ple_rpc.shared_region import RegionLayout, SharedRegion
 
@@ -183,6 +185,34 @@ def test_a_truncated_file_ends_the_prefetch_not_the_worker(table: Table, prefetc
     eventually(lambda: prefetcher.idle, "next prefetch ended")
 
 
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 80), min_size=1, max_size=40), st.integers(1, 300))
+def test_windows_of_changing_sizes_leave_nothing_out(
+    shared_checkpoint: Path, sizes: list[int], count: int
+) -> None:
+    prompt, drawn = tokens(count), itertools.cycle(sizes)
+    with open_table(shared_checkpoint) as table:
+        made = {}
+        for name, size in (("whole", lambda: 1 << 20), ("cut", lambda: next(drawn))):
+            hint = Hint((b"", "a"), 0, prompt, NO_CONTEXT)
+            made[name] = list(hint.windows(table, np.zeros(table.page_bitmap_bytes, np.uint8), size))
+        for windows in made.values():
+            assert sum(rows for _, rows in windows) == count * 16
+        assert all(len(window) <= max(sizes) for window, _ in made["cut"])
+        cut, whole = (np.concatenate([window for window, _ in made[name]]) for name in ("cut", "whole"))
+        assert np.array_equal(cut, whole)
+
+
+def test_a_slow_drive_gets_small_windows_and_a_fast_one_large_ones() -> None:
+    pace = WindowPace()
+    for reads_per_s, rows in ((100_000, 64), (20_000, 32), (10_000, 16), (500, 16), (90_000, 64)):
+        for _ in range(10):
+            pace.took(pace.rows, pace.rows / reads_per_s)
+        assert pace.rows == rows, reads_per_s
+    pace.took(pace.rows - 1, 1.0)  # the rest of a prompt
+    assert pace.rows == 64
+
+
 def test_prompts_take_turns(prefetcher: Prefetcher, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short prompt that comes second is finished while a long one is still being read."""
     finished = []
@@ -193,7 +223,7 @@ def test_prompts_take_turns(prefetcher: Prefetcher, monkeypatch: pytest.MonkeyPa
         end(turn)
 
     monkeypatch.setattr(prefetcher, "_end", record)
-    monkeypatch.setattr(prefetch_module, "WINDOW_ROWS", 8)
+    monkeypatch.setattr(prefetcher.pace, "rows", 8)
     prefetcher.submit((b"", "long"), 0, tokens(3000, seed=1), NO_CONTEXT)
     prefetcher.submit((b"", "short"), 0, tokens(20, seed=2), NO_CONTEXT)
     prefetcher.start()
@@ -250,7 +280,7 @@ def test_a_prompt_is_not_read_further_ahead_than_memory_allows(
     prefetcher.start()
     eventually(lambda: prefetcher.counters.pages.value >= 200, "read as far as allowed")
     assert not prefetcher.wait_idle(0.3)
-    assert 200 <= prefetcher.counters.pages.value < 200 + 3 * prefetch_module.WINDOW_ROWS
+    assert 200 <= prefetcher.counters.pages.value < 200 + 3 * MAX_ROWS
     for start in range(0, 4000, 500):  # the user moves, and so does the prefetch
         table.lookup(np.arange(start, start + 500))
     assert prefetcher.wait_idle(30)

@@ -91,6 +91,7 @@ class TableCollector(Collector):
         for name, text, gauge in (
             ("prefetch_queue", "Requests that wait for prefetch.", self._prefetcher.queued),
             ("prefetch_active", "Requests that are being read ahead.", self._prefetcher.active),
+            ("prefetch_window_rows", "Rows read ahead at a time.", self._prefetcher.pace.rows),
             ("anonymous_bytes", "Resident anonymous memory.", anonymous_bytes()),
             ("page_table_bytes", "Page tables of the process.", page_table_bytes()),
         ):

@@ -22,10 +22,10 @@ from ple_daemon.page_windows import populate_windows, read_windows
 from ple_daemon.prefetch_hint import Bitmap, Hint, Key
 from ple_daemon.region import PAGE_BYTES
 from ple_daemon.table import Table
+from ple_daemon.window_pace import WindowPace
 
 _log = logging.getLogger(__name__)
 
-WINDOW_ROWS = 64
 MAX_ACTIVE = 4
 # While a decode step reads, a window waits; the bound keeps a stuck reader from stopping prefetch for good.
 _DECODE_PATIENCE_S = 1.0
@@ -41,12 +41,12 @@ _PARKED_LIMIT_S = 60.0
 class _Turn:
     """A hint that is being read, with its windows to come and the bitmap that it holds meanwhile."""
 
-    def __init__(self, hint: Hint, table: Table, bitmap: Bitmap) -> None:
+    def __init__(self, hint: Hint, table: Table, bitmap: Bitmap, window_rows: Callable[[], int]) -> None:
         bitmap.fill(0)
         hint.begin(table.counters.rows.value)
         self.hint = hint
         self.bitmap = bitmap
-        self.windows: Iterator[tuple[Int64Array, int]] = hint.windows(table, bitmap, WINDOW_ROWS)
+        self.windows: Iterator[tuple[Int64Array, int]] = hint.windows(table, bitmap, window_rows)
 
 
 class Prefetcher:
@@ -65,6 +65,7 @@ class Prefetcher:
         """
         self._observe = observe
         self.counters = PrefetchCounters()
+        self.pace = WindowPace()
         self.max_queued = max_queued
         self._max_per_session = max_per_session or max_queued
         self._table = table
@@ -197,7 +198,7 @@ class Prefetcher:
             self._retire()
             while self._queue and self._bitmaps:
                 _, hint = self._queue.popitem(last=False)
-                self._active.append(_Turn(hint, self._table, self._bitmaps.pop()))
+                self._active.append(_Turn(hint, self._table, self._bitmaps.pop(), lambda: self.pace.rows))
             for _ in range(len(self._active)):
                 turn = self._active[0]
                 self._active.rotate(-1)
@@ -262,7 +263,10 @@ class Prefetcher:
     def _finish(self, hint: Hint, window: Int64Array, rows: int) -> None:
         if hint.is_dropped:
             return
-        if populate_windows(window):
+        start_s = time.perf_counter()
+        unreadable = populate_windows(window)
+        self.pace.took(len(window), time.perf_counter() - start_s)
+        if unreadable:
             hint.is_dropped = True
             self.counters.failures.add(1)
             self._table.watch.check()

@@ -1,7 +1,7 @@
 """One prompt that is to be read ahead: its rows as windows of pages, and how far it has come."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +39,16 @@ class Hint:
         """Pages read beyond what lookups have used since the start. A row costs about one page."""
         return self.pages_read - (rows_served - self.rows_served_before)
 
-    def windows(self, table: Table, bitmap: Bitmap, size: int) -> Iterator[tuple[Int64Array, int]]:
-        """At most `size` windows of pages not yet in `bitmap` at a time, and the rows complete then."""
+    def windows(
+        self, table: Table, bitmap: Bitmap, size: Callable[[], int]
+    ) -> Iterator[tuple[Int64Array, int]]:
+        """At most `size()` windows of pages not yet in `bitmap` at a time, and the rows complete then."""
         for rows in table.hash.pieces(self._tokens, self._context):
             pages = collect_windows(
                 rows.reshape(-1), table.places, table.layout.row_bytes, table.first_address, bitmap
             )
-            for start in range(0, max(1, len(pages)), size):
-                yield pages[start : start + size], rows.size if start + size >= len(pages) else 0
+            start, end = 0, -1
+            while end < len(pages):
+                end = start + size()
+                yield pages[start:end], rows.size if end >= len(pages) else 0
+                start = end
