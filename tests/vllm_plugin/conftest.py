@@ -13,10 +13,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from ple_inference.vllm_plugin import proof
+from ple_inference.tiny.config import TinyOptions
+from ple_inference.vllm_plugin import pinned_region, proof
 from ple_inference.vllm_plugin.overrides import ALL
 from ple_inference.vllm_plugin.wheel_source import WheelSource
+
+sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu
+
+from cuda_on_cpu import Cudart, Daemon, Event, running
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 OURS = tuple(
@@ -27,6 +33,7 @@ OURS = tuple(
         "daemon_embedding",
         "row_source",
         "stream_rows",
+        "staged_rows",
         "lent_slots",
         "table_link",
         "model_state",
@@ -126,3 +133,31 @@ def fresh_plugin() -> Iterator[None]:
     forget()
     yield
     forget()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(make_checkpoint: Callable[[TinyOptions], Path]) -> Path:
+    return make_checkpoint(TinyOptions(vocab="tiny", dtype="bf16", table_rows_base=2000))
+
+
+@pytest.fixture(scope="module")
+def steady(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for all tests that leave it alone."""
+    with running(checkpoint, tmp_path_factory.mktemp("r")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def mortal(checkpoint: Path, tmp_path: Path) -> Iterator[Daemon]:
+    with running(checkpoint, tmp_path / "r") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def cudart(monkeypatch: pytest.MonkeyPatch) -> Cudart:
+    fake = Cudart()
+    monkeypatch.setattr(pinned_region, "_cudart", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "pending", False)
+    monkeypatch.setattr(Event, "waits", 0)
+    return fake

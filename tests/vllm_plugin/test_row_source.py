@@ -2,120 +2,24 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import pytest
 import torch
+from cuda_on_cpu import MAX_IDS, ROW_BYTES, SLOTS, Daemon, Event, delivered
 
-from ple_inference.tiny.config import TinyOptions
-from ple_inference.tiny.weights import row_numbers
-from ple_inference.vllm_plugin import pinned_region
 from ple_rpc.client import ClientOptions, TableClient
 from ple_rpc.errors import BadRow, TableUnavailable
-
-ROW_BYTES = 320
-MAX_IDS = 1024
-SLOTS = 4
-
-
-class Event:
-    """Of a stream that is always done, unless a test says otherwise."""
-
-    pending = False
-
-    def record(self) -> None:
-        self.is_done = not Event.pending
-
-    def synchronize(self) -> None:
-        self.is_done = True
-
-    def query(self) -> bool:
-        return self.is_done
-
-
-class Cudart:
-    cudaError = SimpleNamespace(success=0)  # noqa: N815
-
-    def __init__(self) -> None:
-        self.registered: dict[int, int] = {}
-        self.refuses = False
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-        if self.refuses:
-            return 2
-        assert address not in self.registered
-        self.registered[address] = size
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802
-        del self.registered[address]
-
-
-class Daemon:
-    def __init__(self, table: Path, run_dir: Path) -> None:
-        self._command = [sys.executable, "-m", "ple_daemon", "serve", str(table), "--run-dir", str(run_dir)]
-        self._command += ["--http-address", "127.0.0.1:0", "--log-level", "warning"]
-        self.address = f"unix:{run_dir / 'table.sock'}"
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(self._command)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(make_checkpoint: Callable[[TinyOptions], Path]) -> Path:
-    return make_checkpoint(TinyOptions(vocab="tiny", dtype="bf16", table_rows_base=2000))
-
-
-@contextmanager
-def running(table: Path, run_dir: Path) -> Iterator[Daemon]:
-    daemon = Daemon(table, run_dir)
-    try:
-        yield daemon
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)
-        daemon.kill()
-
-
-@pytest.fixture(scope="module")
-def steady(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon for all tests that leave it alone."""
-    with running(checkpoint, tmp_path_factory.mktemp("r")) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def mortal(checkpoint: Path, tmp_path: Path) -> Iterator[Daemon]:
-    with running(checkpoint, tmp_path / "r") as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def cudart(monkeypatch: pytest.MonkeyPatch) -> Cudart:
-    fake = Cudart()
-    monkeypatch.setattr(pinned_region, "_cudart", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(Event, "pending", False)
-    return fake
 
 
 @pytest.fixture
 def make_source(upstream, fresh_plugin, cudart, monkeypatch):
     upstream("vllm.utils.gpu_sync_debug", gpu_sync_allowed=nullcontext)
-    from ple_inference.vllm_plugin import row_source
+    from ple_inference.vllm_plugin import row_source, staged_rows
 
-    monkeypatch.setattr(row_source, "pinned", lambda size, dtype: torch.full((size,), 77, dtype=dtype))
+    monkeypatch.setattr(staged_rows, "pinned", lambda size, dtype: torch.full((size,), 77, dtype=dtype))
     made = []
 
     def make(daemon: Daemon, **options):
@@ -128,13 +32,6 @@ def make_source(upstream, fresh_plugin, cudart, monkeypatch):
     yield make
     for source in made:
         source.close()
-
-
-def delivered(source, ids: list[int]) -> list[int]:
-    """The numbers of the rows that arrive for `ids`, in a buffer that held something else."""
-    rows = torch.full((len(ids), ROW_BYTES), 0xA5, dtype=torch.uint8)
-    source.deliver(torch.tensor(ids).view(-1, 1), rows)
-    return row_numbers(rows.view(torch.bfloat16)).tolist()
 
 
 def test_rows_arrive_in_the_order_of_their_ids(make_source, steady, cudart) -> None:

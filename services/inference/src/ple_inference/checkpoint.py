@@ -39,7 +39,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read the JSON files and check them. Raises CheckpointError."""
     if not path.is_dir():
         raise CheckpointError(f"no such model folder: {path}")
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     if config.get("model_type") != "qwen4_exp" or not isinstance(config.get("text_config"), dict):
         raise CheckpointError(f"{path} is not a Qwen4Exp checkpoint: model_type {config.get('model_type')!r}")
     layers = config["text_config"].get("ple_layer_ids") or []
@@ -51,11 +51,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if not (path / name).is_file():
             raise CheckpointError(f"{path} has no {name}")
     generation_path = path / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
+    generation = read_json(generation_path) if generation_path.exists() else {}
     return Checkpoint(path, config, generation)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError."""
     try:
         content = json.loads(path.read_text())
     except OSError as error:

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ple_inference.checkpoint import CheckpointError
+from ple_inference.checkpoint import CheckpointError, read_json
 
 _MAX_HEADER_BYTES = 256 * 2**20
 _SMALL_BYTES = 4096
@@ -32,7 +32,7 @@ class Tensors(dict[str, Tensor]):
     @classmethod
     def of(cls, folder: Path) -> Tensors:
         """Read the headers of every file that the index names. Raises CheckpointError."""
-        index = _read_json(folder / "model.safetensors.index.json")
+        index = read_json(folder / "model.safetensors.index.json")
         files = index.get("weight_map")
         if not isinstance(files, dict) or not files:
             raise CheckpointError(f"{folder}/model.safetensors.index.json names no tensors")
@@ -88,13 +88,3 @@ def _header(path: Path) -> dict[str, Tensor]:
 def _tensor(path: Path, entry: dict[str, Any], data_bytes: int) -> Tensor:
     start, end = entry["data_offsets"]
     return Tensor(path, str(entry["dtype"]), tuple(entry["shape"]), data_bytes + start, end - start)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    return content if isinstance(content, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,8 +22,6 @@ from ple_inference.vllm_plugin.prompt_hints import PromptHints
 from ple_inference.vllm_plugin.switches import triplex_options
 from ple_inference.vllm_plugin.table_link import TableLink
 from ple_inference.vllm_plugin.table_options import TableOptions
-
-_log = logging.getLogger("vllm.triplex")
 
 
 class TriplexModelState(Qwen4ExpModelState):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
-from ple_inference.vllm_plugin.pinned_region import PinnedRegion, pinned
+from ple_inference.vllm_plugin.pinned_region import PinnedRegion
+from ple_inference.vllm_plugin.staged_rows import HostIds, StagedRows
 from ple_rpc.client import TableClient
 from ple_rpc.errors import NotOffered
 from ple_rpc.session import SlotRows
@@ -27,18 +29,16 @@ class RowSource:
 
     def __init__(self, client: TableClient, max_ids: int, row_bytes: int, slots: int) -> None:
         self._client = client
-        self._row_bytes = row_bytes
-        self._ids = pinned(max_ids, torch.int64)
-        self._ids_there = torch.cuda.Event()
+        self._ids = HostIds(max_ids)
+        self._max_bytes = max_ids * row_bytes
         self._region: PinnedRegion | None = None
         # One slot stays free, so that a lookup never waits for a copy of the step before.
         self._max_copies = slots - 1
         self._copies: deque[tuple[SlotRows, torch.cuda.Event]] = deque()
-        self._staging: Tensor | None = None
-        self._staged = torch.cuda.Event()
+        self._staged: StagedRows | None = None
         self.deliveries = 0
         self.last_lookup_s = 0.0
-        """From the ids to the answer, copies not counted."""
+        """Of the last lookup through shared memory, copies not counted."""
 
     def deliver(self, ids: Tensor, rows: Tensor) -> None:
         """ids: int64 on the GPU, any shape -> rows: uint8 on the GPU, contiguous, row_bytes for each id.
@@ -46,7 +46,8 @@ class RowSource:
         Waits for the ids, so for all that the current stream has been given before. Raises a TableError, with
         `rows` unchanged, when the daemon has not answered by the client's deadline.
         """
-        host = self._fetch(ids)
+        self._release(self._max_copies - 1)
+        host = self._ids.fetch(ids)
         start_s = time.perf_counter()
         try:
             slot = self._client.lookup_into_slot(host)
@@ -64,16 +65,6 @@ class RowSource:
             self._region.close()
             self._region = None
         self._client.close()
-
-    def _fetch(self, ids: Tensor) -> object:
-        """The ids as a buffer of int64 in this process. They are whole once the stream has come to them."""
-        self._release(self._max_copies - 1)
-        host = self._ids[: ids.numel()]
-        host.copy_(ids.view(-1), non_blocking=True)
-        self._ids_there.record()
-        with gpu_sync_allowed():
-            self._ids_there.synchronize()
-        return host.numpy()
 
     def _copy(self, slot: SlotRows, rows: Tensor) -> None:
         region = self._registered(slot)
@@ -104,15 +95,7 @@ class RowSource:
             slot.release()
             self._copies.popleft()
 
-    def _deliver_staged(self, ids: object, rows: Tensor) -> None:
-        if self._staging is None:
-            size = self._ids.numel() * self._row_bytes
-            self._staging = pinned(size, torch.uint8)
-        with gpu_sync_allowed():
-            self._staged.synchronize()
-        staging = self._staging[: rows.nbytes]
-        start_s = time.perf_counter()
-        self._client.lookup(ids, staging.numpy())
-        self.last_lookup_s = time.perf_counter() - start_s
-        rows.view(-1).copy_(staging, non_blocking=True)
-        self._staged.record()
+    def _deliver_staged(self, ids: Any, rows: Tensor) -> None:
+        if self._staged is None:
+            self._staged = StagedRows(self._client, self._max_bytes)
+        self._staged.deliver(ids, rows)

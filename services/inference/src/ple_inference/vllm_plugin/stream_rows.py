@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
 from ple_inference.vllm_plugin import native_ring
 from ple_inference.vllm_plugin.lent_slots import LentSlots, Slot
-from ple_inference.vllm_plugin.pinned_region import launch_host_function, pinned
+from ple_inference.vllm_plugin.pinned_region import launch_host_function
+from ple_inference.vllm_plugin.staged_rows import HostIds, StagedRows
 from ple_rpc.client import TableClient
 from ple_rpc.errors import TableError
 
@@ -47,7 +47,7 @@ class StreamRows:
         self._timeout_s = timeout_s
         self._give_up = give_up
         self._slots: LentSlots | None = None
-        self._staged: _Staged | None = None
+        self._staged: tuple[HostIds, StagedRows] | None = None
         self.deliveries = 0
         self.last_lookup_s = 0.0
         """Of a lookup before the last: from the ring to the answer, as the stream saw it."""
@@ -56,9 +56,9 @@ class StreamRows:
         self._rescuer = threading.Thread(target=self._rescue, name="ple-rescue", daemon=True)
         self._rescuer.start()
 
-    def connect(self) -> bool:
-        """Register shared memory with CUDA now, not in the first step; whether there is any."""
-        return self._current_slots() is not None
+    def connect(self) -> None:
+        """Register shared memory with CUDA now, not in the first step."""
+        self._current_slots()
 
     def deliver(self, ids: Tensor, rows: Tensor) -> None:
         """ids: int64 on the GPU, any shape -> rows: uint8 on the GPU, contiguous, row_bytes for each id.
@@ -133,31 +133,10 @@ class StreamRows:
 
     def _deliver_staged(self, ids: Tensor, rows: Tensor) -> None:
         if self._staged is None:
-            self._staged = _Staged(self._max_ids, self._row_bytes)
-        self._staged.deliver(self._client, ids, rows)
-
-
-class _Staged:
-    """Rows over gRPC, in memory of this process; the step's thread waits."""
-
-    def __init__(self, max_ids: int, row_bytes: int) -> None:
-        self._ids = pinned(max_ids, torch.int64)
-        self._rows = pinned(max_ids * row_bytes, torch.uint8)
-        self._ids_there, self._copied = torch.cuda.Event(), torch.cuda.Event()
-        self._copied.record()
-
-    def deliver(self, client: TableClient, ids: Tensor, rows: Tensor) -> None:
-        """Raises a TableError, with `rows` unchanged."""
-        host = self._ids[: ids.numel()]
-        host.copy_(ids.view(-1), non_blocking=True)
-        self._ids_there.record()
-        with gpu_sync_allowed():
-            self._ids_there.synchronize()
-            self._copied.synchronize()
-        staging = self._rows[: rows.nbytes]
-        client.lookup(host.numpy(), staging.numpy())
-        rows.view(-1).copy_(staging, non_blocking=True)
-        self._copied.record()
+            size_bytes = self._max_ids * self._row_bytes
+            self._staged = HostIds(self._max_ids), StagedRows(self._client, size_bytes)
+        host_ids, staged = self._staged
+        staged.deliver(host_ids.fetch(ids), rows)
 
 
 def end_process(error: Any) -> None:  # noqa: ARG001 - the log has it
