@@ -16,7 +16,7 @@ _Answer = table_service_pb2.LookupStreamResponse
 
 
 class LookupStream:
-    """One lookup at a time, whose thread waits for the answers itself: a hand-over to another costs 100 us.
+    """One lookup at a time, whose thread waits for the answers itself, without a hand-over from another.
 
     A stream on which a lookup failed, or that is not `is_open` any more, is of no further use: close it.
     """

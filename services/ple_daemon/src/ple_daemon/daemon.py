@@ -20,7 +20,7 @@ from ple_daemon.gather import Advice
 from ple_daemon.health import Health, State
 from ple_daemon.metrics import BackgroundMetrics, DriveCollector, LookupMetrics, TableCollector
 from ple_daemon.prefetch import Prefetcher
-from ple_daemon.remote_endpoint import RemoteEndpoint, remote_endpoint
+from ple_daemon.remote_endpoint import remote_endpoint
 from ple_daemon.residency import ResidentSample
 from ple_daemon.run_directory import RunDirectory
 from ple_daemon.server import RpcServer
@@ -64,7 +64,7 @@ class Daemon:
         self._details: dict[str, Any] = {"instance_id": self._instance_id.hex()}
         registry = CollectorRegistry()
         self._activity = Activity()
-        remote = _remote(settings)
+        remote = remote_endpoint(settings.listen, settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self._run_dir = run_dir = RunDirectory(settings.run_dir)
         stack.callback(run_dir.close)
         web = WebServer(settings.http_address)
@@ -228,17 +228,3 @@ class _Chore:
         if time.monotonic() >= self._due_s:
             self._do()
             self._due_s = time.monotonic() + self._interval_s
-
-
-def _remote(settings: Settings) -> RemoteEndpoint | None:
-    if settings.listen is None:
-        given = {
-            "--tls-cert": settings.tls_cert,
-            "--tls-key": settings.tls_key,
-            "--tls-client-ca": settings.tls_client_ca,
-        }
-        for option, path in given.items():
-            if path is not None:
-                raise EndpointError(f"{option} {path}: is of no use without --listen tcp://HOST:PORT")
-        return None
-    return remote_endpoint(settings.listen, settings.tls_cert, settings.tls_key, settings.tls_client_ca)

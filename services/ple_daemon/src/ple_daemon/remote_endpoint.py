@@ -33,15 +33,20 @@ class RemoteEndpoint:
 
 
 def remote_endpoint(
-    listen: str, certificate: Path | None, key: Path | None, client_ca: Path | None
-) -> RemoteEndpoint:
-    """Check what was asked for. Raises EndpointError, which says what to do."""
+    listen: str | None, certificate: Path | None, key: Path | None, client_ca: Path | None
+) -> RemoteEndpoint | None:
+    """Check what was asked for, None for nothing. Raises EndpointError, which says what to do."""
+    options = {"--tls-cert": certificate, "--tls-key": key, "--tls-client-ca": client_ca}
+    if listen is None:
+        for option, path in options.items():
+            if path is not None:
+                raise EndpointError(f"{option} {path}: is of no use without --listen tcp://HOST:PORT")
+        return None
     address = listen.removeprefix(_SCHEME)
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if int(port) > _MAX_PORT:  # gRPC would take the rest of the division
         raise EndpointError(f"--listen {listen}: there is no port {port}; ports end at {_MAX_PORT}")
-    options = {"--tls-cert": certificate, "--tls-key": key, "--tls-client-ca": client_ca}
     missing = [option for option, path in options.items() if path is None]
     if certificate is None or key is None or client_ca is None:
         if len(missing) < len(options):
