@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,19 @@ class Daemon:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(30)
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until it holds: a thread that still runs may answer a ring."""
+        self.process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        while not all(state == "T" for state in self._thread_states()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def _thread_states(self) -> list[str]:
+        """The letters after the names in /proc, which end with the last parenthesis."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
 
 
 @contextmanager

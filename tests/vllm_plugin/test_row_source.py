@@ -76,7 +76,7 @@ def test_steps_go_on_across_kills_and_a_stop(make_source, mortal, cudart) -> Non
         mortal.start()
         assert delivered(source, [100 + step, step]) == [100 + step, step]
     assert len(cudart.registered) == 1  # the regions of dead daemons are let go
-    mortal.process.send_signal(signal.SIGSTOP)
+    mortal.stop()
     threading.Timer(1.0, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
     assert delivered(source, list(range(600))) == list(range(600))
     assert source._client.stats.reconnects >= 3

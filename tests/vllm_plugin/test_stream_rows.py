@@ -115,7 +115,7 @@ def test_steps_go_on_across_kills_and_a_stop(make_source, mortal, cudart) -> Non
         assert delivered(source, [100 + step, step]) == [100 + step, step]
         assert delivered(source, [step]) == [step]
         assert len(cudart.registered) == 1  # the regions of dead daemons are let go
-    mortal.process.send_signal(signal.SIGSTOP)
+    mortal.stop()
     threading.Timer(1.0, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
     assert delivered(source, list(range(600))) == list(range(600))
     for step in range(3 * SLOTS):
@@ -129,7 +129,7 @@ def test_a_slow_answer_costs_its_slot(make_source, mortal) -> None:
     source = make_source(mortal, hang_check_s=5.0)
     assert delivered(source, [1]) == [1]
     session = source._slots
-    mortal.process.send_signal(signal.SIGSTOP)
+    mortal.stop()
     threading.Timer(0.8, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
     assert delivered(source, [2, 3]) == [2, 3]
     assert source._slots is session
@@ -154,7 +154,7 @@ def test_a_daemon_that_stays_away_ends_the_process(make_source, mortal) -> None:
     )
     errors: list[TableError] = []
     assert delivered(source, [1]) == [1]
-    mortal.process.send_signal(signal.SIGSTOP)  # the client has not noticed when the step is on the stream
+    mortal.stop()  # the client has not noticed when the step is on the stream
     rows = torch.full((1, ROW_BYTES), 0xA5, dtype=torch.uint8)
     step = threading.Thread(target=source.deliver, args=(torch.tensor([[4]]), rows), daemon=True)
     step.start()
