@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import statistics
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,14 @@ def run(settings: dict[str, Any]) -> Found:
                 folder, daemon.address, 1, load_format="dummy", enable_prefix_caching=False
             ) as llm,
         ):
-            found = _take_turns(llm, table, settings["tokens"], settings["rounds"])
+            found = _take_turns(llm, daemon, table, settings["tokens"], settings["rounds"])
             return found | {
                 "table_gib": path.stat().st_size / 2**30,
                 "table": llm.collective_rpc("table_stats"),
             }
 
 
-def _take_turns(llm: Any, table: Table, tokens: int, rounds: int) -> Found:
+def _take_turns(llm: Any, daemon: engine.Daemon, table: Table, tokens: int, rounds: int) -> Found:
     rng = random.Random(3)
     cold = ColdRows([table])
     seconds: dict[str, list[float]] = {"hints": [], "no hints": []}
@@ -50,6 +51,10 @@ def _take_turns(llm: Any, table: Table, tokens: int, rounds: int) -> Found:
     for turn in range(2 * rounds):
         side = ("hints", "no hints")[turn % 2]
         llm.collective_rpc("send_hints", args=(side == "hints",))
+        # Pages that the daemon has mapped cannot be dropped: a new one maps none.
+        daemon.signal(signal.SIGKILL)
+        daemon.start()
+        stream(llm, [1, 2, 3], 1)  # connects again: a hint to a daemon that is gone is lost
         row = [rng.randrange(1000, VOCABULARY) for _ in range(tokens)]
         pages = cold.set_aside(table.hash.row_ids(np.array(row)).reshape(-1))
         cold.evict()

@@ -178,5 +178,10 @@ def _dump_stacks(group: int, log: IO[bytes]) -> None:
         ["ps", "-o", "pid=", "-g", str(group)], capture_output=True, text=True, check=False
     )
     for pid in listed.stdout.split():
+        for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+            with suppress(OSError):
+                words = [(task / name).read_text().strip() for name in ("comm", "wchan", "syscall")]
+                log.write(f"{pid} {task.name} {words}\n".encode())
+        log.flush()
         with suppress(FileNotFoundError, subprocess.TimeoutExpired):
             subprocess.run([PY_SPY, "dump", "--pid", pid], stdout=log, stderr=log, timeout=30, check=False)

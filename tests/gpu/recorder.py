@@ -62,6 +62,7 @@ class Recorder:
 
         def deliver_and_check(ids: Tensor, rows: Tensor) -> None:
             deliver(ids, rows)
+            self._rows_there().wait()
             expected = table[ids.view(-1).cpu()]
             delivered = rows.cpu().view(-1, table.shape[1])
             self.checked_rows += len(expected)
@@ -98,6 +99,7 @@ class Recorder:
             begin = time.perf_counter()
             link.rows.deliver(ids, out)
             returned = time.perf_counter()
+            self._rows_there().wait()
             torch.cuda.current_stream().synchronize()
             parts["call"].append((returned - begin) * 1e6)
             parts["rows_there"].append((time.perf_counter() - begin) * 1e6)
@@ -136,6 +138,9 @@ class Recorder:
             key: int(status.split(f"{key}:")[1].split()[0]) / 2**20
             for key in ("VmRSS", "RssAnon", "RssShmem")
         }
+
+    def _rows_there(self) -> Any:
+        return self._state()._ngram.ngram_embedding.rows_there
 
     def _state(self) -> Any:
         return self.triplex_state  # type: ignore[attr-defined]

@@ -12,6 +12,8 @@ _SHOWN = (
     "memory_gib", "ended_by_itself",
 )  # fmt: skip
 
+_EVENT = ("waits_for_the_record_before", "later_records_do_not_count")
+
 
 def outputs(one: Found, several: Found, theirs: Found, pp: int) -> list[str]:
     """Of engines with one and with `pp` stages, and of Transformers."""
@@ -48,6 +50,12 @@ def cost(found: Found) -> list[str]:
             lines.append(_line(f"decode step, {streams} streams, daemon / pinned", value))
     lines += [_line(key, found[key]) for key in ("kills", "rows_checked", "table") if key in found]
     return lines
+
+
+def event(found: Found) -> list[str]:
+    """What a captured wait waits for: the plugin's rows depend on it."""
+    lines = _errors("external event", found)
+    return lines + [_line(f"external event {key}", value) for key, value in found.items() if key in _EVENT]
 
 
 def cold(found: Found) -> list[str]:

@@ -29,8 +29,9 @@ Found = dict[str, Any]
 def main() -> None:
     options = _arguments()
     gpus = _count_gpus()
-    if gpus < options.pp:
-        sys.exit(f"run.py: --pp {options.pp} needs {options.pp} GPUs, this machine has {gpus}")
+    needed = options.pp if "outputs" in options.only else 1
+    if gpus < needed:
+        sys.exit(f"run.py: --pp {options.pp} needs {needed} GPUs, this machine has {gpus}")
     options.out.mkdir(parents=True, exist_ok=True)
     run = Run(options.out, options.model, options.pp)
     lines: list[str] = []
@@ -78,7 +79,8 @@ class Run:
         """What the daemon's lookups add to a decode step of a third of the real model."""
         folder = str(self._model.parent / "cost")
         settings = {"model": folder, "layers": 16, "experts": 512, "table_rows_base": 200_000}
-        return report.cost(self._run("lookup_cost", settings, 450, "0"))
+        event = report.event(self._run("external_event", {}, 60, "0"))
+        return event + report.cost(self._run("lookup_cost", settings, 300, "0"))
 
     def cold(self) -> list[str]:
         """Time to first token with and without hints."""

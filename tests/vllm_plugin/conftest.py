@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from ple_inference.tiny.config import TinyOptions
 from ple_inference.vllm_plugin import pinned_region, proof
@@ -22,7 +21,7 @@ from ple_inference.vllm_plugin.wheel_source import WheelSource
 
 sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu
 
-from cuda_on_cpu import Cudart, Daemon, Event, running
+from cuda_on_cpu import Cuda, Cudart, Daemon, Event, Stream, running
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 OURS = tuple(
@@ -32,7 +31,6 @@ OURS = tuple(
         "worker",
         "daemon_embedding",
         "row_source",
-        "stream_rows",
         "staged_rows",
         "lent_slots",
         "table_link",
@@ -154,10 +152,16 @@ def mortal(checkpoint: Path, tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def cudart(monkeypatch: pytest.MonkeyPatch) -> Cudart:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    monkeypatch.setattr(Stream, "made", [])
+    monkeypatch.setattr(Event, "touched_by", set())
+    yield Cuda(monkeypatch)
+    for stream in Stream.made:
+        stream.close()
+
+
+@pytest.fixture
+def cudart(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> Cudart:
     fake = Cudart()
     monkeypatch.setattr(pinned_region, "_cudart", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(Event, "pending", False)
-    monkeypatch.setattr(Event, "waits", 0)
     return fake

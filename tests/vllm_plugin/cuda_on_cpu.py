@@ -1,14 +1,21 @@
 """CUDA's part in fetching rows, played by the CPU, and a real daemon to fetch them from."""
 
+from __future__ import annotations
+
+import ctypes
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
+import pytest
 import torch
 
 from ple_inference.tiny.weights import row_numbers
@@ -18,22 +25,121 @@ MAX_IDS = 1024
 SLOTS = 4
 
 
-class Event:
-    """Of a stream that is always done, unless a test says otherwise."""
+class Stream:
+    """Does what it is given in order, in a thread of its own, and nothing on the thread that gives it."""
 
-    pending = False
-    waits = 0
-    is_done = True  # as CUDA says of an event that was never recorded
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="cuda-stream", daemon=True)
+        self._thread.start()
+        Stream.made.append(self)
 
-    def record(self) -> None:
-        self.is_done = not Event.pending
+    made: ClassVar[list[Stream]] = []
+
+    def submit(self, work: Callable[[], object]) -> None:
+        self._work.put(work)
+
+    def wait_stream(self, other: Stream) -> None:
+        event = Event()
+        event.record(other)
+        event.wait(self)
 
     def synchronize(self) -> None:
-        Event.waits += not self.is_done
-        self.is_done = True
+        event = Event()
+        event.record(self)
+        event.synchronize()
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
+class Event:
+    """A mark on a stream. A wait is for the last record before it, as CUDA has it."""
+
+    touched_by: ClassVar[set[str]] = set()
+    """Names of the threads that made, used or destroyed one."""
+
+    def __init__(self, *, external: bool = False) -> None:
+        self._passed: threading.Event | None = None
+        self._touch()
+
+    @property
+    def is_made(self) -> bool:
+        """PyTorch makes CUDA's event only when it is recorded."""
+        return self._passed is not None
+
+    def __del__(self) -> None:
+        self._touch()
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._touch()
+        self._passed = threading.Event()
+        (stream or current_stream()).submit(self._passed.set)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        self._touch()
+        if self._passed is not None:
+            passed = self._passed
+            (stream or current_stream()).submit(lambda: passed.wait(60))
+
+    def synchronize(self) -> None:
+        self._touch()
+        assert self._passed is None or self._passed.wait(60)
 
     def query(self) -> bool:
-        return self.is_done
+        self._touch()
+        return self._passed is None or self._passed.is_set()
+
+    def _touch(self) -> None:
+        Event.touched_by.add(threading.current_thread().name)
+
+
+class Cuda:
+    """Streams of this thread, and copies and host functions that run on them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._default = Stream()
+        self._current = self._default
+        self._copy = torch.Tensor.copy_
+        for name in ("Stream", "Event"):
+            monkeypatch.setattr(torch.cuda, name, globals()[name])
+        monkeypatch.setattr(torch.cuda, "current_stream", self.current_stream)
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        cuda = self
+
+        def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            if not non_blocking:
+                return cuda._copy(target, source)
+            cuda._current.submit(lambda: cuda._copy(target, source))
+            return target
+
+        monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+
+    def current_stream(self) -> Stream:
+        return self._current
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def launch_host_function(self, function: int, argument: int) -> None:
+        """ctypes lets other threads run meanwhile."""
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        self._current.submit(lambda: call(argument))
+
+
+def current_stream() -> Stream:
+    return torch.cuda.current_stream()
 
 
 class Cudart:
@@ -93,7 +199,14 @@ def running(table: Path, run_dir: Path) -> Iterator[Daemon]:
 
 
 def delivered(source, ids: list[int]) -> list[int]:
-    """The numbers of the rows that arrive for `ids`, in a buffer that held something else."""
-    rows = torch.full((len(ids), ROW_BYTES), 0xA5, dtype=torch.uint8)
+    """The numbers of the rows that a forward finds for `ids`, in a buffer that held something else."""
+    rows = poisoned(len(ids))
     source.deliver(torch.tensor(ids).view(-1, 1), rows)
+    source.rows_there.wait()
+    torch.cuda.current_stream().synchronize()
     return row_numbers(rows.view(torch.bfloat16)).tolist()
+
+
+def poisoned(count: int) -> torch.Tensor:
+    """Room for `count` rows that holds none."""
+    return torch.full((count, ROW_BYTES), 0xA5, dtype=torch.uint8)

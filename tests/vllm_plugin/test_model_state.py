@@ -5,6 +5,7 @@ Qwen4ExpNGramEmbedding is the wheel's.
 """
 
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +82,7 @@ class Link:
 
 
 @pytest.fixture
-def plugin(upstream, fresh_plugin, monkeypatch):
+def plugin(upstream, fresh_plugin, cuda, monkeypatch):
     """Our modules, importable against the stand-ins."""
     for name, contents in (
         ("vllm.config", {"VllmConfig": object}),
@@ -313,6 +314,27 @@ def test_the_table_is_passed_over_when_weights_load(plugin) -> None:
     loaded = ngram.load_weights(weights())
     assert loaded == {"ngram_embedding.weight", "ngram_embedding.weight_scale", *constants}
     assert torch.equal(ngram.layer_multipliers, constants["layer_multipliers"])
+
+
+def test_what_reads_rows_waits_for_those_of_its_own_step(plugin) -> None:
+    embedding = make_ngram(plugin).ngram_embedding
+    current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+    may_come, seen = [threading.Event(), threading.Event()], []
+    for step, gate in enumerate(may_come, start=1):
+        beside.submit(lambda gate=gate: gate.wait(30))
+        beside.submit(lambda step=step: embedding.row_bytes.fill_(step))
+        embedding.rows_there.record(beside)
+        embedding.finalize_prefetch(1)
+        current.submit(lambda: seen.append(int(embedding.row_bytes[0, 0])))
+        assert len(seen) == step - 1
+        gate.set()
+        current.synchronize()
+    assert seen == [1, 2]
+
+
+def test_there_is_something_to_wait_for_when_graphs_are_captured(plugin) -> None:
+    """PyTorch makes an event when it is first recorded; a wait for one that is not made is left out."""
+    assert make_ngram(plugin).ngram_embedding.rows_there.is_made
 
 
 def test_fp8_rows_are_half_as_wide(plugin) -> None:

@@ -1,37 +1,51 @@
-"""A step's rows from a real daemon, with CUDA's part played by the CPU."""
+"""A step's rows from a real daemon: the CPU plays CUDA's streams, the host function is real."""
 
+import gc
 import os
 import signal
+import struct
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
-from cuda_on_cpu import MAX_IDS, ROW_BYTES, SLOTS, Daemon, Event, delivered
+from cuda_on_cpu import MAX_IDS, ROW_BYTES, SLOTS, Daemon, Event, delivered, poisoned
 
+from ple_inference.tiny.weights import row_numbers
+from ple_inference.vllm_plugin.native_ring import Word, ring_word
 from ple_rpc.client import ClientOptions, TableClient
-from ple_rpc.errors import BadRow, TableUnavailable
+from ple_rpc.errors import BadRow, TableError, TableUnavailable
 
 
 @pytest.fixture
-def make_source(upstream, fresh_plugin, cudart, monkeypatch):
+def make_source(upstream, fresh_plugin, cuda, cudart, monkeypatch):
     upstream("vllm.utils.gpu_sync_debug", gpu_sync_allowed=nullcontext)
     from ple_inference.vllm_plugin import row_source, staged_rows
 
     monkeypatch.setattr(staged_rows, "pinned", lambda size, dtype: torch.full((size,), 77, dtype=dtype))
+    monkeypatch.setattr(row_source, "launch_host_function", cuda.launch_host_function)
     made = []
 
-    def make(daemon: Daemon, **options):
+    def make(daemon: Daemon, give_up=None, **options):
         options = {"slots": SLOTS, "max_rows_per_slot": MAX_IDS, "hang_check_s": 0.3} | options
         client = TableClient(daemon.address, ClientOptions(**options))
         client.wait_ready(60)
-        made.append(row_source.RowSource(client, MAX_IDS, ROW_BYTES, SLOTS))
-        return made[-1]
+        errors: list[TableError] = []
+        there = Event(external=True)
+        source = row_source.RowSource(client, MAX_IDS, ROW_BYTES, 0.3, there, give_up or errors.append)
+        source.errors, source.rows_there = errors, there
+        made.append(source)
+        return source
 
     yield make
     for source in made:
         source.close()
+    assert "ple-rescue" not in Event.touched_by  # it would wait for the stream that waits for it
 
 
 def test_rows_arrive_in_the_order_of_their_ids(make_source, steady, cudart) -> None:
@@ -42,12 +56,52 @@ def test_rows_arrive_in_the_order_of_their_ids(make_source, steady, cudart) -> N
     assert size >= SLOTS * MAX_IDS * (ROW_BYTES + 8)
 
 
-def test_more_steps_than_slots_while_copies_are_under_way(make_source, steady, monkeypatch) -> None:
-    monkeypatch.setattr(Event, "pending", True)
+def test_the_step_does_not_wait_for_its_rows(make_source, mortal) -> None:
+    source = make_source(mortal)
+    assert delivered(source, [1]) == [1]
+    mortal.stop()
+    rows = poisoned(2)
+    source.deliver(torch.tensor([[8], [9]]), rows)  # returns: the forward can be launched
+    assert (rows == 0xA5).all()
+    mortal.process.send_signal(signal.SIGCONT)
+    source.rows_there.wait()
+    torch.cuda.current_stream().synchronize()
+    assert row_numbers(rows.view(torch.bfloat16)).tolist() == [8, 9]
+
+
+def test_rows_stay_until_the_step_before_has_read_them(make_source, steady) -> None:
     source = make_source(steady)
-    for step in range(5 * SLOTS):
-        assert delivered(source, [step, 7]) == [step, 7]
-    assert len(source._copies) < SLOTS
+    rows, seen = poisoned(1), []
+    has_read = threading.Event()
+    source.deliver(torch.tensor([[5]]), rows)
+    source.rows_there.wait()
+    forward = torch.cuda.current_stream()
+    forward.submit(lambda: has_read.wait(30))
+    forward.submit(lambda: seen.append(rows.clone()))
+    source.deliver(torch.tensor([[6]]), rows)
+    has_read.set()
+    source.rows_there.wait()
+    forward.submit(lambda: seen.append(rows.clone()))
+    forward.synchronize()
+    assert [row_numbers(row.view(torch.bfloat16)).item() for row in seen] == [5, 6]
+
+
+def test_a_slot_is_used_again_only_after_the_copy_out_of_it(make_source, steady) -> None:
+    source = make_source(steady)
+    gate, kept = threading.Event(), [poisoned(2) for _ in range(SLOTS + 1)]
+    source.connect()
+    source._stream.submit(lambda: gate.wait(30))
+    for step in range(SLOTS):
+        source.deliver(torch.tensor([[step], [7]]), kept[step])
+    more = threading.Thread(target=source.deliver, args=(torch.tensor([[SLOTS], [7]]), kept[SLOTS]))
+    more.start()
+    assert all((rows == 0xA5).all() for rows in kept)
+    gate.set()
+    more.join(30)
+    source._stream.synchronize()
+    assert [row_numbers(rows.view(torch.bfloat16)).tolist() for rows in kept] == [
+        [step, 7] for step in range(SLOTS + 1)
+    ]
 
 
 def test_without_shared_memory_rows_come_over_grpc(make_source, steady, cudart) -> None:
@@ -57,42 +111,143 @@ def test_without_shared_memory_rows_come_over_grpc(make_source, steady, cudart) 
     assert cudart.registered == {}
 
 
-def test_a_bad_id_raises_and_leaves_the_buffer(make_source, steady) -> None:
+def test_rows_that_cannot_be_had_end_the_process_and_not_the_wait(make_source, steady) -> None:
+    """An id that the table does not have stands for whatever no repetition mends."""
+    ended = threading.Event()
+    source = make_source(steady, give_up=lambda error: (errors.append(error), ended.set()))
+    errors: list[TableError] = []
+    rows = poisoned(2)
+    source.deliver(torch.tensor([[3], [1 << 40]]), rows)
+    assert ended.wait(30)
+    assert isinstance(errors[0], BadRow)
+    # The stream waits for ever at such a step: it must never go on without rows.
+    assert (rows == 0xA5).all()
+    let_go(source)
+
+
+def test_a_late_answer_is_not_taken_for_another(make_source, steady) -> None:
+    """The daemon answers one ring twice over, as it were: sequences tell."""
     source = make_source(steady)
-    rows = torch.full((2, ROW_BYTES), 0xA5, dtype=torch.uint8)
-    for bad in (-1, 1 << 40):
-        with pytest.raises(BadRow):
-            source.deliver(torch.tensor([[3], [bad]]), rows)
-        assert (rows == 0xA5).all()
-    assert delivered(source, [3]) == [3]
+    assert delivered(source, [4, 5]) == [4, 5]
+    for record in source._slots._records:
+        record[Word.SEQUENCE] += 7  # the daemon's next answers carry these
+    # An answer that nobody waits for any more lies in the socket.
+    stale = source._slots.slots[1]
+    stale.ask(1)
+    stale.ids[:] = 9
+    stale.copied.record()
+    os.write(source._slots._memory.bell_fd, struct.pack("<qq", ring_word(1, 1), stale.record[Word.SEQUENCE]))
+    stale.record[Word.SEQUENCE] += 1
+    for step in range(3 * SLOTS):
+        assert delivered(source, [step, 30_000]) == [step, 30_000]
+    assert source._client.stats.lookups == 0  # none had to be rescued
 
 
 def test_steps_go_on_across_kills_and_a_stop(make_source, mortal, cudart) -> None:
     source = make_source(mortal)
     assert delivered(source, [1, 2]) == [1, 2]
-    (first,) = cudart.registered
     for step in range(3):
         mortal.kill()
         mortal.start()
         assert delivered(source, [100 + step, step]) == [100 + step, step]
-    assert len(cudart.registered) == 1  # the regions of dead daemons are let go
+        assert delivered(source, [step]) == [step]
+        assert len(cudart.registered) == 1  # the regions of dead daemons are let go
     mortal.stop()
     threading.Timer(1.0, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
     assert delivered(source, list(range(600))) == list(range(600))
+    for step in range(3 * SLOTS):
+        assert delivered(source, [step]) == [step]
     assert source._client.stats.reconnects >= 3
-    assert first not in cudart.registered or len(cudart.registered) == 1
+    assert source.errors == []
 
 
-def test_a_daemon_that_stays_away_ends_the_step(make_source, mortal) -> None:
+def test_no_garbage_is_collected_while_the_stream_waits(make_source, mortal, monkeypatch) -> None:
+    """A finaliser that calls CUDA would wait for that stream, and keep the interpreter's lock."""
+    source = make_source(mortal)
+    collects, look_up = [], source._client.lookup
+    monkeypatch.setattr(
+        source._client, "lookup", lambda *given: (collects.append(gc.isenabled()), look_up(*given))
+    )
+    assert delivered(source, [1]) == [1]
+    mortal.stop()
+    threading.Timer(0.6, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
+    assert delivered(source, [2]) == [2]
+    assert collects == [False]
+    wait_until(gc.isenabled)
+
+
+def test_a_slow_answer_costs_its_slot(make_source, mortal) -> None:
+    """The daemon lives and is late: its rows may still be written, so the slot is not used again."""
+    source = make_source(mortal, hang_check_s=5.0)
+    assert delivered(source, [1]) == [1]
+    session = source._slots
+    mortal.stop()
+    threading.Timer(0.8, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
+    assert delivered(source, [2, 3]) == [2, 3]
+    assert source._slots is session
+    assert len(session.given_up) == 1
+    for step in range(3 * SLOTS):
+        assert delivered(source, [step, 31_000]) == [step, 31_000]
+    assert len(session.given_up) == 1
+
+
+def test_when_all_slots_are_lost_rows_come_over_grpc(make_source, steady) -> None:
+    source = make_source(steady)
+    assert delivered(source, [1]) == [1]
+    source._slots.given_up.update(range(SLOTS))
+    for step in range(4):
+        assert delivered(source, [step, 9]) == [step, 9]
+
+
+def test_a_daemon_that_stays_away_ends_the_process(make_source, mortal) -> None:
+    ended = threading.Event()
+    source = make_source(
+        mortal, give_up=lambda error: (errors.append(error), ended.set()), lookup_deadline_s=1.5
+    )
+    errors: list[TableError] = []
+    assert delivered(source, [1]) == [1]
+    mortal.stop()  # the client has not noticed when the step is on the stream
+    rows = poisoned(1)
+    source.deliver(torch.tensor([[4]]), rows)
+    assert ended.wait(30)
+    assert isinstance(errors[0], TableUnavailable)
+    assert (rows == 0xA5).all()
+    let_go(source)
+
+
+def test_a_daemon_that_is_known_to_be_gone_ends_the_step(make_source, mortal) -> None:
     source = make_source(mortal, lookup_deadline_s=1.5)
     assert delivered(source, [1]) == [1]
     mortal.kill()
-    rows = torch.full((1, ROW_BYTES), 0xA5, dtype=torch.uint8)
-    start_s = time.monotonic()
-    with pytest.raises(TableUnavailable, match=r"no rows from unix:.* in 1\.5 s"):
+    wait_until(lambda: source._client.region is None)
+    rows = poisoned(1)
+    with pytest.raises(TableUnavailable, match=r"no answer from unix:.* in 1\.5 s"):
         source.deliver(torch.tensor([[4]]), rows)
-    assert time.monotonic() - start_s < 30
     assert (rows == 0xA5).all()
+
+
+def let_go(source) -> None:
+    """End a step whose rows never come."""
+    for slot in source._slots.slots:
+        if slot.is_missed:
+            slot.resume()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_process_really_ends(tmp_path: Path) -> None:
+    code = (
+        "import threading, sys, types; "
+        "sys.modules['vllm.utils.gpu_sync_debug'] = types.SimpleNamespace(gpu_sync_allowed=None); "
+        "from ple_inference.vllm_plugin.row_source import end_process; "
+        "threading.Thread(target=end_process, args=(None,)).start(); threading.Event().wait()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 1
 
 
 def test_a_driver_that_refuses_says_what_to_look_at(make_source, steady, cudart) -> None:

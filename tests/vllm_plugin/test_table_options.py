@@ -19,13 +19,12 @@ def test_an_address_is_enough() -> None:
         ({"table": 7}, "triplex.table must name the daemon"),
         (
             {"table": "unix:/t", "tabel": 1},
-            "triplex.tabel is not known: known are disable, lookup_deadline_s, on_stream",
+            "triplex.tabel is not known: known are disable, lookup_deadline_s, table",
         ),
         ({"table": "unix:/t", "lookup_deadline_s": 0}, "triplex.lookup_deadline_s must be seconds, not 0"),
         ({"table": "unix:/t", "lookup_deadline_s": True}, "must be seconds, not True"),
         ({"table": "unix:/t", "table_wait_s": "60"}, "triplex.table_wait_s must be seconds, not '60'"),
         ({"table": "unix:/t", "table_wait_s": float("nan")}, "must be seconds, not nan"),
-        ({"table": "unix:/t", "on_stream": "yes"}, "triplex.on_stream must be true or false, not 'yes'"),
         ({"table": "unix:/t", "wait_file": 3}, "triplex.wait_file must be a path, not 3"),
     ],
 )

@@ -45,6 +45,10 @@ class DaemonPLEEmbedding(Qwen4ExpPLEPinnedHostEmbedding):
         )
         """uint8 [max_total_tokens, heads * bytes of a row]."""
         self._rows = self.row_bytes.view(dtype)
+        # External: a graph that is captured waits for what was recorded before each of its launches.
+        self.rows_there = torch.cuda.Event(external=True)
+        self.rows_there.record()  # PyTorch makes the event now; a wait for one that is not made is no wait
+        """Recorded when a step's rows are in `row_bytes`; the layer before the table's runs until then."""
 
     def allocate_embedding_weight(
         self, num_embeddings: int, embedding_dim: int, dtype: torch.dtype
@@ -58,7 +62,8 @@ class DaemonPLEEmbedding(Qwen4ExpPLEPinnedHostEmbedding):
         """The rows are there already."""
 
     def finalize_prefetch(self, total_tokens: int) -> Tensor:
-        """[total_tokens, heads * elements of a row], a view of the buffer."""
+        """[total_tokens, heads * elements of a row], a view of the buffer once the step's rows are there."""
+        self.rows_there.wait()
         return self._rows[:total_tokens]
 
 

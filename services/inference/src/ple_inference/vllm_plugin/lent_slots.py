@@ -20,6 +20,7 @@ class Slot:
         self.number = number
         self.record = record
         self.copied = torch.cuda.Event()
+        """After the last copy out of the slot."""
         self.count = 0
         shared, layout = region.region, region.region.layout
         ids_at = layout.slot_offset_bytes(number) + layout.ids_offset_bytes
@@ -61,6 +62,11 @@ class Slot:
         """Until the copy out of it has ended."""
         if self._used and not self.copied.query():
             self.copied.synchronize()
+
+    def close(self) -> None:
+        """Wait, and let go of what is CUDA's: whoever drops the slot last may be a thread that must not."""
+        self.wait()
+        del self.copied
 
     def resume(self) -> None:
         """Rows are there: let the stream go on. The state goes first, as the record is then the stream's."""
@@ -114,7 +120,7 @@ class LentSlots:
     def close(self) -> None:
         """After waiting for all copies, let region and descriptors go."""
         for slot in self.slots:
-            slot.wait()
+            slot.close()
         self._region.close()
         self._memory.close()
         for fd in self._resume_fds:

@@ -1,101 +1,178 @@
-"""A step's rows: ids off the GPU, a lookup in the daemon, rows onto the GPU.
+"""A step's rows: ids off the GPU, a lookup in the daemon, rows onto the GPU, on a CUDA stream of their own.
 
-`stream_rows.py` does the same without the step's thread.
+The step's thread only puts the three on that stream and goes on: vLLM prepares the launch of the forward
+while ids travel and the daemon reads, and the layers before the PLE layer run meanwhile. The lookup is a host
+function in native code (`native_ring.py`).
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
-from ple_inference.vllm_plugin.pinned_region import PinnedRegion
+from ple_inference.vllm_plugin import native_ring
+from ple_inference.vllm_plugin.lent_slots import LentSlots, Slot
+from ple_inference.vllm_plugin.pinned_region import launch_host_function
 from ple_inference.vllm_plugin.staged_rows import HostIds, StagedRows
 from ple_rpc.client import TableClient
-from ple_rpc.errors import NotOffered
-from ple_rpc.session import SlotRows
+from ple_rpc.errors import TableError
+
+_log = logging.getLogger("vllm.triplex")
 
 
 class RowSource:
-    """Delivers rows through the client's shared region, or, where there is none, over gRPC.
+    """Delivers rows through the client's shared region or, without one, over gRPC.
 
-    Copies run on the current stream: what the forward reads there is complete. A slot is given back when its
-    copy has ended. Used by one thread.
+    A lookup that misses its answer is repeated by a thread that has the client's patience: reconnects,
+    restarts of the daemon, its deadline. Rows that cannot be had for good end the process, by `give_up`:
+    the step is on the GPU already, and must not compute with rows that are not there. One thread delivers.
     """
 
-    def __init__(self, client: TableClient, max_ids: int, row_bytes: int, slots: int) -> None:
+    def __init__(
+        self,
+        client: TableClient,
+        max_ids: int,
+        row_bytes: int,
+        timeout_s: float,
+        rows_there: torch.cuda.Event,
+        give_up: Callable[[TableError], None],
+    ) -> None:
+        """`timeout_s` is how long an answer may take before the client looks after it."""
         self._client = client
-        self._ids = HostIds(max_ids)
-        self._max_bytes = max_ids * row_bytes
-        self._region: PinnedRegion | None = None
-        # One slot stays free, so that a lookup never waits for a copy of the step before.
-        self._max_copies = slots - 1
-        self._copies: deque[tuple[SlotRows, torch.cuda.Event]] = deque()
-        self._staged: StagedRows | None = None
+        self._max_ids, self._row_bytes = max_ids, row_bytes
+        self._timeout_s = timeout_s
+        self._rows_there = rows_there
+        self._give_up = give_up
+        self._stream = torch.cuda.Stream()
+        self._slots: LentSlots | None = None
+        self._staged: tuple[HostIds, StagedRows] | None = None
         self.deliveries = 0
         self.last_lookup_s = 0.0
-        """Of the last lookup through shared memory, copies not counted."""
+        """Of a lookup before the last: from the ring to the answer, as the stream saw it."""
+        self._notice_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._is_closed = False
+        self._rescuer = threading.Thread(target=self._rescue, name="ple-rescue", daemon=True)
+        self._rescuer.start()
+
+    def connect(self) -> None:
+        """Register shared memory with CUDA now, not in the first step."""
+        self._current_slots()
 
     def deliver(self, ids: Tensor, rows: Tensor) -> None:
         """ids: int64 on the GPU, any shape -> rows: uint8 on the GPU, contiguous, row_bytes for each id.
 
-        Waits for the ids, so for all that the current stream has been given before. Raises a TableError, with
-        `rows` unchanged, when the daemon has not answered by the client's deadline.
+        Returns at once. What waits for `rows_there` from now on finds the rows; `ids` must stay until then.
         """
-        self._release(self._max_copies - 1)
-        host = self._ids.fetch(ids)
-        start_s = time.perf_counter()
-        try:
-            slot = self._client.lookup_into_slot(host)
-        except NotOffered:
-            self._deliver_staged(host, rows)
+        slots = self._current_slots()
+        with gpu_sync_allowed():
+            slot = None if slots is None else slots.take()
+        if slot is None:
+            self._deliver_staged(ids, rows)
         else:
-            self.last_lookup_s = time.perf_counter() - start_s
-            self._copy(slot, rows)
+            self.last_lookup_s = slot.taken_s
+            self._deliver_beside(slot, ids, rows)
         self.deliveries += 1
 
     def close(self) -> None:
-        """Wait for copies and close the client."""
-        self._release(keep=0)
-        if self._region is not None:
-            self._region.close()
-            self._region = None
+        """Wait for what is on the stream, and close the client."""
+        self._drop_slots()
+        self._is_closed = True
+        os.eventfd_write(self._notice_fd, 1)
+        self._rescuer.join(5)
+        os.close(self._notice_fd)
         self._client.close()
 
-    def _copy(self, slot: SlotRows, rows: Tensor) -> None:
-        region = self._registered(slot)
-        source = region.bytes[slot.offset_bytes : slot.offset_bytes + rows.nbytes]
-        rows.view(-1).copy_(source, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        self._copies.append((slot, copied))
+    def _deliver_beside(self, slot: Slot, ids: Tensor, rows: Tensor) -> None:
+        slot.ask(ids.numel())
+        # After the ids, and after the step before has read its rows.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            slot.ids.copy_(ids.view(-1), non_blocking=True)
+            launch_host_function(native_ring.ADDRESS, slot.record.ctypes.data)
+            rows.view(-1).copy_(slot.rows, non_blocking=True)
+            slot.copied.record()
+            self._rows_there.record()
 
-    def _registered(self, slot: SlotRows) -> PinnedRegion:
-        """The slot's region, known to CUDA; each new connection to a daemon brings another one."""
-        if self._region is None or self._region.region is not slot.region:
-            self._release(keep=0)
-            if self._region is not None:
-                self._region.close()
-            self._region = PinnedRegion(slot.region)
-        return self._region
+    def _current_slots(self) -> LentSlots | None:
+        """Those of the live session; each new connection to a daemon brings others."""
+        if self._slots is not None and self._slots.region is self._client.region:
+            return self._slots
+        self._drop_slots()
+        memory = self._client.lend_memory()
+        if memory is not None:
+            self._slots = LentSlots(memory, self._notice_fd, self._timeout_s)
+        return self._slots
 
-    def _release(self, keep: int) -> None:
-        """Give slots back whose copy has ended; wait for the oldest while more than `keep` are under way."""
-        while self._copies:
-            slot, copied = self._copies[0]
-            if len(self._copies) > keep and not copied.query():
-                with gpu_sync_allowed():
-                    copied.synchronize()
-            elif not copied.query():
+    def _drop_slots(self) -> None:
+        if self._slots is not None:
+            with gpu_sync_allowed():
+                self._slots.close()
+            self._slots = None
+
+    # -- rescue, in a thread of its own that must not touch CUDA ---------------------------------------
+
+    def _rescue(self) -> None:
+        while True:
+            os.eventfd_read(self._notice_fd)
+            if self._is_closed:
                 return
-            slot.release()
-            self._copies.popleft()
+            with _no_collection():
+                self._fill_missed()
 
-    def _deliver_staged(self, ids: Any, rows: Tensor) -> None:
+    def _fill_missed(self) -> None:
+        slots = self._slots
+        if slots is not None:
+            for slot in slots.missed():
+                self._fill(slot)
+
+    def _fill(self, slot: Slot) -> None:
+        """Put a slot's rows into it by an ordinary lookup, and let the stream go on."""
+        try:
+            self._client.lookup(slot.ids.numpy().copy(), slot.rows.numpy())
+        except TableError as error:
+            _log.critical("no rows for a step that is on the GPU already, the engine ends: %s", error)
+            self._give_up(error)
+        except BaseException:
+            _log.critical("no rows for a step that is on the GPU already, the engine ends", exc_info=True)
+            self._give_up(TableError("unexpected"))
+        else:
+            slot.resume()
+
+    # -- without shared memory -----------------------------------------------------------------------
+
+    def _deliver_staged(self, ids: Tensor, rows: Tensor) -> None:
+        """On the current stream, and this thread waits: what is launched later finds the rows anyway."""
         if self._staged is None:
-            self._staged = StagedRows(self._client, self._max_bytes)
-        self._staged.deliver(ids, rows)
+            size_bytes = self._max_ids * self._row_bytes
+            self._staged = HostIds(self._max_ids), StagedRows(self._client, size_bytes)
+        host_ids, staged = self._staged
+        staged.deliver(host_ids.fetch(ids), rows)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile: destroying what is CUDA's may wait for the stream that waits for us,
+    and would wait with the interpreter's lock.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def end_process(error: Any) -> None:  # noqa: ARG001 - the log has it
+    """Past every handler: the main thread may wait for the very stream that waits for rows."""
+    logging.shutdown()
+    os._exit(1)

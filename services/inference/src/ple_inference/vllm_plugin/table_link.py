@@ -9,8 +9,7 @@ import torch
 
 from ple_inference.table_check import NgramConstants, check_scale, check_table
 from ple_inference.vllm_plugin.daemon_embedding import DaemonNGramEmbedding
-from ple_inference.vllm_plugin.row_source import RowSource
-from ple_inference.vllm_plugin.stream_rows import StreamRows, end_process
+from ple_inference.vllm_plugin.row_source import RowSource, end_process
 from ple_inference.vllm_plugin.table_options import SLOTS, TableOptions
 from ple_inference.vllm_plugin.table_wait import WaitReporter
 from ple_rpc.client import ClientOptions, TableClient
@@ -46,7 +45,10 @@ class TableLink:
             self.client.wait_ready(options.table_wait_s, lambda reason: _log.info("no table yet: %s", reason))
             check(self.client.description, ngram)
             row_bytes = self.client.description.row_bytes
-            self.rows = self._make_rows(options, max_ids, row_bytes)
+            self.rows = RowSource(
+                self.client, max_ids, row_bytes, _ANSWER_S, ngram.ngram_embedding.rows_there, end_process
+            )
+            self.rows.connect()
             if options.wait_file is not None:
                 self._reporter = WaitReporter(Path(options.wait_file), self._progress)
         except BaseException:
@@ -56,13 +58,6 @@ class TableLink:
             "table connected address=%s rows=%d row_bytes=%d shared_memory=%s",
             options.table, self.client.description.rows, row_bytes, self.client.region is not None,
         )  # fmt: skip
-
-    def _make_rows(self, options: TableOptions, max_ids: int, row_bytes: int) -> RowSource | StreamRows:
-        if not options.on_stream:
-            return RowSource(self.client, max_ids, row_bytes, SLOTS)
-        rows = StreamRows(self.client, max_ids, row_bytes, _ANSWER_S, end_process)
-        rows.connect()
-        return rows
 
     def _progress(self) -> tuple[float | None, int]:
         """Since when a lookup waits for a daemon, and steps that were given their rows."""

@@ -20,8 +20,6 @@ class TableOptions:
     """How long the worker waits for the daemon once the model is loaded."""
     lookup_deadline_s: float = 60.0
     """How long a step waits for its rows, restarts of the daemon included, before the engine ends."""
-    on_stream: bool = False
-    """Have the CUDA stream fetch rows itself, without the step's thread. Not yet run on a GPU."""
     wait_file: str | None = None
     """Where the worker notes that a lookup waits: see `table_wait.py`."""
 
@@ -47,8 +45,4 @@ class TableOptions:
                 raise OverrideError(f"triplex: triplex.{name} must be seconds, not {value!r}")
         if not isinstance(given.get("wait_file", ""), str):
             raise OverrideError(f"triplex: triplex.wait_file must be a path, not {given['wait_file']!r}")
-        if not isinstance(given.get("on_stream", False), bool):
-            raise OverrideError(
-                f"triplex: triplex.on_stream must be true or false, not {given['on_stream']!r}"
-            )
         return cls(**given)
