@@ -30,9 +30,12 @@ def run(settings: dict[str, Any]) -> Found:
 
 
 def _ask(llm: Any, daemon: Daemon, settings: dict[str, Any]) -> Found:
-    llm.collective_rpc("check_rows", args=(settings["model"],))
     rows = random_prompts(settings["lengths"])
     found: Found = {"block_size": block_size(llm)}
+    if settings.get("kills"):
+        # A check waits for the rows; without one only the forward does, in a graph.
+        found["kills_unchecked"] = survive_kills(llm, daemon, rows[0])
+    llm.collective_rpc("check_rows", args=(settings["model"],))
     found["prompt"] = [_prompt_logits(llm, row) for row in rows]
     found["alone"] = [greedy(llm, [row], 24)[0] for row in rows]
     found["again"] = [greedy(llm, [row], 24)[0] for row in rows]

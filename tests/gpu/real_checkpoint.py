@@ -91,6 +91,11 @@ def text_config(layers: int, experts: int, table_rows_base: int) -> dict[str, An
     }
 
 
+def run(settings: dict[str, Any]) -> dict[str, Any]:
+    write(Path(settings["model"]), settings["layers"], settings["experts"], settings["table_rows_base"])
+    return {}
+
+
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))

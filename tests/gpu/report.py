@@ -8,8 +8,8 @@ from compare import agreement, answers_agreement
 
 Found = dict[str, Any]
 _SHOWN = (
-    "rows_checked", "owners", "table_pages_read_by_loading", "block_size", "kills", "soak", "table",
-    "memory_gib", "ended_by_itself",
+    "rows_checked", "owners", "table_pages_read_by_loading", "block_size", "kills_unchecked", "kills", "soak",
+    "table", "memory_gib", "ended_by_itself",
 )  # fmt: skip
 
 _EVENT = ("waits_for_the_record_before", "later_records_do_not_count")
@@ -18,7 +18,7 @@ _EVENT = ("waits_for_the_record_before", "later_records_do_not_count")
 def outputs(one: Found, several: Found, theirs: Found, pp: int) -> list[str]:
     """Of engines with one and with `pp` stages, and of Transformers."""
     name = f"pp={pp}"
-    lines = [*_errors("pp=1", one), *_errors(name, several), *_errors("Transformers", theirs)]
+    lines = [*failure("pp=1", one), *failure(name, several), *failure("Transformers", theirs)]
     pairs = (
         ("pp=1 / Transformers", one, theirs, "prompt"),
         (f"{name} / pp=1", several, one, "prompt"),
@@ -39,7 +39,7 @@ def outputs(one: Found, several: Found, theirs: Found, pp: int) -> list[str]:
 
 
 def cost(found: Found) -> list[str]:
-    lines = _errors("lookup cost", found)
+    lines = failure("lookup cost", found)
     for tokens, parts in found.get("parts_us", {}).items():
         rounded = {key: round(value, 1) for key, value in parts.items()}
         lines.append(_line(f"delivery of {tokens} tokens, us", rounded))
@@ -54,12 +54,12 @@ def cost(found: Found) -> list[str]:
 
 def event(found: Found) -> list[str]:
     """What a captured wait waits for: the plugin's rows depend on it."""
-    lines = _errors("external event", found)
+    lines = failure("external event", found)
     return lines + [_line(f"external event {key}", value) for key, value in found.items() if key in _EVENT]
 
 
 def cold(found: Found) -> list[str]:
-    lines = _errors("cold prompt", found)
+    lines = failure("cold prompt", found)
     if "ratio" in found:
         lines.append(_line("cold prompt, first token without / with hints", f"{found['ratio']:.2f}"))
         lines += [_line(f"cold prompt {key}", found[key]) for key in ("seconds", "cached_before", "pages")]
@@ -74,7 +74,8 @@ def _greedy(label: str, found: Found) -> list[str]:
     ]
 
 
-def _errors(label: str, found: Found) -> list[str]:
+def failure(label: str, found: Found) -> list[str]:
+    """Why a scenario ended without findings; nothing when it did not."""
     if "error" not in found:
         return []
     return [_line(label, found["error"]), *(f"    {line[:300]}" for line in found["tail"])]

@@ -65,7 +65,9 @@ class Run:
         """One stage, several stages and Transformers on one checkpoint."""
         if not (self._model / "model.safetensors.index.json").exists():
             settings = {"model": str(self._model), "layers": 8, "experts": 128, "table_rows_base": 200_000}
-            self._run("real_checkpoint", settings, 240, "0")
+            written = self._run("real_checkpoint", settings, 240, "0")
+            if "error" in written:
+                return report.failure("checkpoint", written)
         with ThreadPoolExecutor(2) as both:
             one = both.submit(self._run, "answers_pp1", self._answers(1), 450, "0")
             reference = {"model": str(self._model), "lengths": LENGTHS}
