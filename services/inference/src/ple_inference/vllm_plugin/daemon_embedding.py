@@ -1,4 +1,4 @@
-"""vLLM's n-gram embedding without its table: rows lie in a buffer that is filled before the forward.
+"""vLLM's n-gram embedding without its table: rows come into a buffer while the forward's first layer runs.
 
 CUDA graphs read the buffer at a fixed address, and so does an eager one. Nothing here talks to the daemon.
 """
@@ -59,7 +59,7 @@ class DaemonPLEEmbedding(Qwen4ExpPLEPinnedHostEmbedding):
         return row.view(dtype)
 
     def start_prefetch(self, ngram_ids: Tensor) -> None:
-        """The rows are there already."""
+        """The rows are on their way already."""
 
     def finalize_prefetch(self, total_tokens: int) -> Tensor:
         """[total_tokens, heads * elements of a row], a view of the buffer once the step's rows are there."""

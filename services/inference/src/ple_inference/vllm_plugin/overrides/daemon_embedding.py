@@ -9,7 +9,7 @@ OVERRIDE = Override(
     summary="the n-gram table stays in the daemon",
     why="vLLM can hold the table only in pinned host memory (95.4 GiB, which PyTorch rounds up to 128) or on "
     "the GPU. The daemon holds it on NVMe: no table memory is taken, no table weights are loaded, and rows "
-    "come from a buffer that prepare_inputs fills before the forward, so that CUDA graphs may read it.",
+    "come into a buffer that CUDA graphs may read, on a stream that runs beside the layer before.",
     without_it="The worker that owns the PLE layer allocates the whole table in pinned memory and loads it "
     "from the checkpoint; the daemon is not asked.",
     remove_when="Never while the daemon holds the table.",
