@@ -26,7 +26,7 @@ class BodyReader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     @contextmanager
     def holding(self) -> Iterator["HeldBody"]:
@@ -35,7 +35,7 @@ class BodyReader:
         try:
             yield held
         finally:
-            self._held_bytes -= held.size_bytes
+            self.held_bytes -= held.size_bytes
 
     def reserve(self, held: "HeldBody", size_bytes: int) -> None:
         """Count `size_bytes` more for `held`; raises 413 for one body too large, 503 for too many."""
@@ -46,10 +46,10 @@ class BodyReader:
                 code="request_too_large",
                 headers={"connection": "close"},
             )
-        if self._held_bytes + size_bytes > self._settings.max_bodies_bytes:
+        if self.held_bytes + size_bytes > self._settings.max_bodies_bytes:
             raise overloaded("Too many large requests at once.")
         held.size_bytes += size_bytes
-        self._held_bytes += size_bytes
+        self.held_bytes += size_bytes
 
     async def read(self, held: "HeldBody", receive: Receive) -> bytes:
         """Read to the end of the body; raises 408 after `body_read_timeout_s`, ClientLeftError."""
