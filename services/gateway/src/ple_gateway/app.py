@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +16,7 @@ from ple_gateway.auth import ApiKeyMiddleware
 from ple_gateway.body import BodyReader
 from ple_gateway.engine import Engine
 from ple_gateway.errors import GatewayError
+from ple_gateway.estimate import Estimator
 from ple_gateway.exchange import ExchangeMiddleware
 from ple_gateway.gate import Gate
 from ple_gateway.generation import Generation
@@ -38,22 +39,25 @@ class Gateway:
         self.clocks = StageClocks(settings.total_timeout_s)
         self.engine = Engine(settings, self.metrics)
         self.models = ModelCatalogue(self.engine)
-        self.health = Health(self.engine, self.metrics, self.models.refresh, settings.probe_interval_s)
         self.gate = Gate(settings, self.metrics)
+        self.health = Health(settings, self.engine, self.models, self.gate, self.metrics)
         self.bodies = BodyReader(settings)
         self.images = ImagePipeline(settings, self.metrics)
-        self.preparation = Preparation(settings, self.models, self.images, self.metrics)
+        estimator = Estimator(
+            self.engine,
+            lambda: self.gate.capacity,
+            reserved_answer_tokens=settings.reserved_answer_tokens,
+            image_max_px=settings.image_max_px,
+        )
+        self.preparation = Preparation(settings, self.models, self.images, estimator, self.metrics)
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
         """Probe the engine while the application runs; close what was opened when it stops."""
-        probe = asyncio.create_task(self.health.watch())
         try:
-            yield
+            async with self.health.watching():
+                yield
         finally:
-            probe.cancel()
-            with suppress(asyncio.CancelledError):
-                await probe
             await self.images.aclose()
             await self.engine.aclose()
 

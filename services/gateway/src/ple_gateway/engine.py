@@ -1,5 +1,7 @@
 """The client of the inference service: one connection pool, raw bytes, nothing retried."""
 
+import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 import httpx2
 
 from ple_gateway.engine_errors import from_engine
-from ple_gateway.errors import GatewayError, backend_lost, backend_unavailable
+from ple_gateway.errors import GatewayError, UnreachableError, backend_lost, unreachable
 from ple_gateway.exchange import Exchange
 from ple_gateway.metrics import Metrics
 from ple_gateway.settings import Settings
@@ -68,7 +70,10 @@ class Engine:
                 yield response.aiter_raw()
         except httpx2.TransportError as exc:
             self._metrics.engine_errors.labels(exchange.stage).inc()
-            raise _transport_error(exc) from exc
+            error = _transport_error(exc)
+            if not isinstance(error, UnreachableError):
+                self._metrics.upstream_lost.inc()
+            raise error from exc
 
     async def post(self, call: EngineCall, exchange: Exchange) -> bytes:
         """POST and return the whole answer; raises GatewayError."""
@@ -79,6 +84,11 @@ class Engine:
                 if len(received) > self._settings.max_answer_bytes:
                     raise backend_lost("The engine's answer is too large.")
             return bytes(received)
+
+    async def ask(self, call: EngineCall, timeout_s: float) -> bytes:
+        """POST a question of the gateway's own; raises GatewayError, TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            return await self.post(call, Exchange(f"gateway_{uuid.uuid4().hex}", stage="question"))
 
     async def get(self, path: str) -> httpx2.Response:
         """GET something small, for probes; raises httpx2.TransportError."""
@@ -96,5 +106,5 @@ async def _read_up_to(response: httpx2.Response, limit_bytes: int) -> bytes:
 
 def _transport_error(exc: httpx2.TransportError) -> GatewayError:
     if isinstance(exc, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return backend_unavailable("The engine cannot be reached; it may be starting.")
+        return unreachable("The engine cannot be reached; it may be starting.")
     return backend_lost("The connection to the engine was lost.")

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ple_gateway.errors import GatewayError
 from ple_gateway.metrics import Metrics
+from ple_gateway.scheduler import Lane
 
 _LOG = logging.getLogger(__name__)
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -27,6 +28,8 @@ class Exchange:
     status: int = 0  # 0 until the response has begun
     outcome: str = ""  # set by handlers where the status does not tell
     stage: str = "body"
+    key: str | None = None  # which API key, by a name that tells nothing; None: there are no keys
+    lane: Lane | None = None  # asked for by header, else the key's
     first_token_s: float | None = None
 
     def elapsed_s(self) -> float:
@@ -55,7 +58,8 @@ class ExchangeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = scope[_KEY] = Exchange(_request_id(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        exchange = scope[_KEY] = Exchange(_request_id(headers), lane=_lane(headers))
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -107,6 +111,12 @@ class ExchangeMiddleware:
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
     return given if _CLIENT_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+def _lane(headers: Headers) -> Lane | None:
+    # Other values belong to somebody else's header of that name.
+    wanted = headers.get("x-priority", "").strip().lower()
+    return next((lane for lane in Lane if lane.label == wanted), None)
 
 
 def _digits(value: str | None) -> str:

@@ -23,7 +23,7 @@ from ple_gateway.metrics import Metrics
 from ple_gateway.preparation import Job, Preparation
 from ple_gateway.relay import EventStream, serve_events
 from ple_gateway.settings import Settings
-from ple_gateway.stages import StageClock, StageClocks
+from ple_gateway.stages import Prefill, Prefills, StageClock, StageClocks
 
 _END_TIMEOUT_S = 0.2
 _WORTH_A_RETRY = {"empty_answer", "schema_violation"}
@@ -49,11 +49,12 @@ class Generation:
         self._engine = engine
         self._clocks = clocks
         self._metrics = metrics
+        self._prefills = Prefills()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = exchange_of(scope)
         try:
-            with self._gate.ticket(), self._bodies.holding() as held:
+            with self._gate.ticket(exchange), self._bodies.holding() as held:
                 request = await self._bodies.read_object(held, scope, receive)
                 exchange.stage = "preparation"
                 work = self._serve(scope, request, receive, send, exchange)
@@ -81,23 +82,33 @@ class Generation:
             self._note_rejection(error)
 
     async def _relay(self, job: Job, stream: EventStream, exchange: Exchange) -> None:
-        exchange.stage = "queue"
-        async with self._clocks.running(exchange) as clock, self._gate.place():
-            clock.enter("headers", self._settings.headers_timeout_s)
-            async with self._engine.stream(job.call, exchange) as raw:
-                await stream.open()
-                clock.enter("first_token", self._settings.first_token_timeout_s + job.prefill_s)
-                chunks = ChunkRelay(
-                    expected_choices=job.choices,
-                    include_usage=job.include_usage,
-                    schema=job.schema,
-                    may_be_empty=job.may_be_empty,
-                )
-                try:
-                    await self._relay_events(raw, chunks, stream, clock, exchange)
-                except sse.EventTooLargeError as exc:
-                    raise backend_lost("The engine sent an event that is too large.") from exc
-                await _read_to_end(raw)
+        async with self._clocks.running(exchange) as clock:
+            lost = True
+            while lost:  # found gone before it took anything, the engine is waited for
+                clock.enter("queue", self._settings.total_timeout_s)
+                async with self._gate.place(job.demand, job.lane, exchange, patient=True) as place:
+                    with self._prefills.running(job.prefill_s) as prefill:
+                        await self._relay_answer(job, stream, clock, prefill, exchange)
+                lost = place.lost
+
+    async def _relay_answer(
+        self, job: Job, stream: EventStream, clock: StageClock, prefill: Prefill, exchange: Exchange
+    ) -> None:
+        clock.enter("headers", self._settings.headers_timeout_s)
+        async with self._engine.stream(job.call, exchange) as raw:
+            await stream.open()
+            clock.enter("first_token", self._settings.first_token_timeout_s + prefill.backlog_s)
+            chunks = ChunkRelay(
+                expected_choices=job.choices,
+                include_usage=job.include_usage,
+                schema=job.schema,
+                may_be_empty=job.may_be_empty,
+            )
+            try:
+                await self._relay_events(raw, chunks, stream, clock, prefill, exchange)
+            except sse.EventTooLargeError as exc:
+                raise backend_lost("The engine sent an event that is too large.") from exc
+            await _read_to_end(raw)
         self._count_tokens(chunks.usage)
 
     async def _relay_events(
@@ -106,6 +117,7 @@ class Generation:
         chunks: ChunkRelay,
         stream: EventStream,
         clock: StageClock,
+        prefill: Prefill,
         exchange: Exchange,
     ) -> None:
         last_s = exchange.started_s
@@ -116,8 +128,10 @@ class Generation:
             rewritten = await chunks.rewrite(data)
             if rewritten is not None:
                 await stream.event(rewritten)
+            self._gate.events_relayed += 1
             now_s = time.monotonic()
             if exchange.first_token_s is None:
+                prefill.end()
                 exchange.first_token_s = now_s - exchange.started_s
                 self._metrics.first_token.observe(exchange.first_token_s)
             else:
@@ -128,7 +142,10 @@ class Generation:
 
     async def _answer(self, job: Job, exchange: Exchange) -> Response:
         exchange.stage = "queue"
-        async with self._clocks.running(exchange) as clock, self._gate.place():
+        async with (
+            self._clocks.running(exchange) as clock,
+            self._gate.place(job.demand, job.lane, exchange, patient=False),
+        ):
             clock.enter("answer", self._settings.total_timeout_s)
             try:
                 answer = await self._ask(job, exchange)

@@ -33,6 +33,11 @@ class ModelCatalogue:
             self._listing = listing
             self._fetched_s = time.monotonic()
 
+    @property
+    def default(self) -> str | None:
+        """The model of requests that name none; None while the engine has not told its models."""
+        return self._listing["data"][0].get("id") if self._listing else None
+
     async def listing(self) -> dict[str, Any]:
         """Return the list; raises 503 when the engine has never been seen."""
         if time.monotonic() - self._fetched_s > _FRESH_S:

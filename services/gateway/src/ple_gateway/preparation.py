@@ -5,21 +5,22 @@ from typing import Any
 
 import msgspec
 
+from ple_gateway.capacity import Demand
 from ple_gateway.engine import EngineCall
 from ple_gateway.errors import GatewayError, invalid
+from ple_gateway.estimate import Estimator, guess_lane
 from ple_gateway.images.pipeline import ImagePipeline
 from ple_gateway.messages import Conversation
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.parameters import check_parameters
+from ple_gateway.scheduler import Lane
 from ple_gateway.schema_rules import SchemaLimits
 from ple_gateway.schemas import AnswerSchema, answer_schema
 from ple_gateway.settings import Settings
 
 # The slowest prefill to be expected, cold and without prefetch, is 270 tokens a second.
 _PREFILL_TOKENS_PER_S = 200
-_BYTES_PER_TOKEN = 3.2  # code; prose has more
-_PX_PER_TOKEN = 1024
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,25 @@ class Job:
     schema: AnswerSchema | None
     may_be_empty: bool  # a stop string can end an answer before its first character
     prefill_s: float  # an upper estimate
+    demand: Demand
+    lane: Lane
 
 
 class Preparation:
     """Checks and rewrites requests."""
 
     def __init__(
-        self, settings: Settings, models: ModelCatalogue, images: ImagePipeline, metrics: Metrics
+        self,
+        settings: Settings,
+        models: ModelCatalogue,
+        images: ImagePipeline,
+        estimator: Estimator,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._models = models
         self._images = images
+        self._estimator = estimator
         self._metrics = metrics
         self._schema_limits = SchemaLimits(
             settings.max_schema_bytes,
@@ -70,19 +79,23 @@ class Preparation:
             # Always asked for, for the metrics; the relay drops it when the client did not ask.
             request["stream_options"] = {**options, "include_usage": True}
         body = msgspec.json.encode(request)
+        demand = await self._demand(path, request, len(body) - sum(images), len(images))
         return Job(
             call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
             include_usage=bool(options.get("include_usage")),
-            choices=request.get("n", 1) * _count_prompts(request.get("prompt")),
+            choices=_sequences(request),
             schema=schema,
             may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
-            prefill_s=self._prefill_s(len(body) - sum(images), len(images)),
+            prefill_s=demand.prompt_tokens / _PREFILL_TOKENS_PER_S,
+            demand=demand,
+            lane=guess_lane(request),
         )
 
-    def _prefill_s(self, text_bytes: int, images: int) -> float:
-        tokens = text_bytes / _BYTES_PER_TOKEN + images * self._settings.image_max_px / _PX_PER_TOKEN
-        return tokens / _PREFILL_TOKENS_PER_S
+    async def _demand(self, path: str, request: dict[str, Any], text_bytes: int, images: int) -> Demand:
+        if path == "/tokenize":  # nothing is generated
+            return Demand(self._estimator.prompt_tokens(text_bytes, images), 0)
+        return await self._estimator.demand(request, text_bytes, images, _sequences(request))
 
     async def _schema(self, request: dict[str, Any]) -> AnswerSchema | None:
         try:
@@ -103,8 +116,8 @@ def _conversation(path: str, request: dict[str, Any]) -> Conversation | None:
     return None
 
 
-def _count_prompts(prompt: Any) -> int:
-    """Count the prompts of a text completion: a list of token ids is one prompt."""
-    if isinstance(prompt, list) and not isinstance(prompt[0], int):
-        return len(prompt)
-    return 1
+def _sequences(request: dict[str, Any]) -> int:
+    """Count the sequences the engine will run: prompts of a text completion (token ids are one) times `n`."""
+    prompt = request.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    return int(request.get("n", 1)) * prompts

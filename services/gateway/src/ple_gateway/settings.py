@@ -28,6 +28,7 @@ class Settings(BaseSettings):
 
     http_address: str = "127.0.0.1:8000"
     engine_url: str = "http://127.0.0.1:8100"
+    daemon_url: str | None = None
     engine_api_key: SecretStr | None = None
     api_keys: SecretStr | None = None
     api_keys_file: Path | None = None
@@ -38,21 +39,29 @@ class Settings(BaseSettings):
     max_bodies_bytes: int = Field(512 * MIB, gt=0)
     max_json_depth: int = Field(256, gt=0)
     max_in_flight: int = Field(128, gt=0)
-    max_queued: int = Field(128, ge=0)
+    max_queued: int = Field(32, ge=0)
+    max_in_flight_per_key: int = Field(4, gt=0)
+    max_queued_per_key: int = Field(16, ge=0)
+    lane_ageing_s: float = Field(60, gt=0)
+    reserved_answer_tokens: int = Field(16_384, gt=0)
     max_answer_bytes: int = Field(64 * MIB, gt=0)
     max_event_bytes: int = Field(64 * MIB, gt=0)
     max_choices: int = Field(128, gt=0)
 
     body_read_timeout_s: float = Field(30, gt=0)
     queue_timeout_s: float = Field(600, gt=0)
+    hold_timeout_s: float = Field(120, ge=0, description="0 holds nothing")
     connect_timeout_s: float = Field(3, gt=0)
     headers_timeout_s: float = Field(60, gt=0)
-    first_token_timeout_s: float = Field(600, gt=0)
+    first_token_timeout_s: float = Field(60, gt=0)
     between_tokens_timeout_s: float = Field(120, gt=0)
     total_timeout_s: float = Field(3600, gt=0)
     commit_delay_s: float = Field(0.8, gt=0)
     keepalive_interval_s: float = Field(5, ge=0, description="0 sends no comments")
     probe_interval_s: float = Field(2, gt=0)
+    warm_probe: bool = True
+    warm_probe_timeout_s: float = Field(60, gt=0)
+    stall_timeout_s: float = Field(90, gt=0)
     drain_timeout_s: float = Field(30, ge=0)
 
     max_images: int = Field(4, ge=0)
@@ -82,9 +91,11 @@ class Settings(BaseSettings):
         split_address(value)
         return value
 
-    @field_validator("engine_url")
+    @field_validator("engine_url", "daemon_url")
     @classmethod
-    def _http_url(cls, value: str) -> str:
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         parts = urlsplit(value)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{value!r} is no http(s) URL such as http://127.0.0.1:8100")

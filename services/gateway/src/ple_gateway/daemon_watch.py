@@ -1,0 +1,67 @@
+"""What the table daemon says of itself, where the gateway may ask it (`daemon_url`)."""
+
+import time
+from collections.abc import Callable
+
+import httpx2
+import msgspec
+
+from ple_gateway.engine_metrics import read_samples
+
+_TIMEOUT_S = 3.0
+_FIGURES_EVERY_S = 2.0
+_MAX_PAGE_BYTES = 2**20
+
+
+class DaemonWatch:
+    """The daemon's state and figures; without a URL both stay unknown."""
+
+    def __init__(self, url: str | None, changed: Callable[[], None]) -> None:
+        self._client = httpx2.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False) if url else None
+        self._changed = changed
+        self._sampled_s = 0.0
+        self.state = "unknown"
+        self.reasons: list[str] = []
+        self.figures: dict[str, float] = {}
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is a URL to ask."""
+        return self._client is not None
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        if self._client:
+            await self._client.aclose()
+
+    async def look(self) -> None:
+        """Ask once; whatever it does is a state, never an error."""
+        if self._client is None:
+            return
+        try:
+            ready = await self._client.get("/readyz")
+            body = msgspec.json.decode(ready.content)
+            reported = (str(body["state"])[:20], [str(reason)[:200] for reason in body["reasons"][:10]])
+        except httpx2.TransportError as exc:
+            self._set("down", [f"cannot be reached ({type(exc).__name__})"])
+            return
+        except (msgspec.DecodeError, LookupError, TypeError):
+            self._set("down", ["its /readyz is not a daemon's"])
+            return
+        self._set(*reported) if ready.status_code == 200 else self._set("down", reported[1] or [reported[0]])
+        await self._read_figures(self._client)
+
+    def _set(self, state: str, reasons: list[str]) -> None:
+        self.state, self.reasons = state, reasons
+        self._changed()
+
+    async def _read_figures(self, client: httpx2.AsyncClient) -> None:
+        if time.monotonic() - self._sampled_s < _FIGURES_EVERY_S:
+            return
+        self._sampled_s = time.monotonic()
+        try:
+            page = await client.get("/metrics")
+        except httpx2.TransportError:
+            return
+        if page.status_code == 200 and len(page.content) <= _MAX_PAGE_BYTES:
+            self.figures = read_samples(page.content)
