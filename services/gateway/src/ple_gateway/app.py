@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ple_gateway.auth import ApiKeyMiddleware
 from ple_gateway.body import BodyReader
+from ple_gateway.cors import CorsMiddleware, PreflightMiddleware
 from ple_gateway.engine import Engine
 from ple_gateway.errors import GatewayError
 from ple_gateway.estimate import Estimator
@@ -84,7 +85,9 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=gateway.running,
         exception_handlers={HTTPException: _routing_error},
         middleware=[
+            Middleware(CorsMiddleware, origins=settings.origins()),
             Middleware(ExchangeMiddleware, metrics=gateway.metrics, routes=[*endpoints]),
+            Middleware(PreflightMiddleware, origins=settings.origins()),
             Middleware(ApiKeyMiddleware, keys=settings.keys(), metrics_need_key=settings.metrics_need_key()),
         ],
     )

@@ -123,7 +123,8 @@ class Gate:
         engine is found gone before it took anything, the block just ends, with `lost` set.
         """
         place = Place()
-        ticket = await self._enter(demand, exchange.lane or lane, exchange.key, patient=patient)
+        lane = lane if exchange.lane is None else exchange.lane
+        ticket = await self._enter(demand, lane, exchange.key, patient=patient)
         try:
             await self._decided(ticket)
             yield place

@@ -15,6 +15,7 @@ from ple_gateway.answers import checked_answer
 from ple_gateway.body import BodyReader, ClientLeftError
 from ple_gateway.chunks import ChunkRelay
 from ple_gateway.disconnect import until_disconnect
+from ple_gateway.duplicates import Duplicates
 from ple_gateway.engine import Engine
 from ple_gateway.errors import GatewayError, backend_lost
 from ple_gateway.exchange import Exchange, exchange_of
@@ -50,6 +51,7 @@ class Generation:
         self._clocks = clocks
         self._metrics = metrics
         self._prefills = Prefills()
+        self._duplicates = Duplicates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = exchange_of(scope)
@@ -57,11 +59,17 @@ class Generation:
             with self._gate.ticket(exchange), self._bodies.holding() as held:
                 request = await self._bodies.read_object(held, scope, receive)
                 exchange.stage = "preparation"
-                work = self._serve(scope, request, receive, send, exchange)
+                work = self._once(scope, held.digest, request, receive, send)
                 await until_disconnect(receive, work)
         except ClientLeftError:
             exchange.outcome = "client_left"
             self._metrics.disconnects.labels(exchange.stage).inc()
+
+    async def _once(
+        self, scope: Scope, digest: bytes, request: dict[str, Any], receive: Receive, send: Send
+    ) -> None:
+        async with self._duplicates.serving(scope, digest):
+            await self._serve(scope, request, receive, send, exchange_of(scope))
 
     async def _serve(
         self, scope: Scope, request: dict[str, Any], receive: Receive, send: Send, exchange: Exchange
