@@ -58,6 +58,7 @@ class EngineWatch:
         self._changed = changed
         self._stall = StallDetector(settings.stall_timeout_s)
         self._wake = asyncio.Event()
+        self._stalled = False
         self._silent_looks = 0
         self._sampled_s = 0.0
         self.state = EngineState.UNKNOWN
@@ -132,15 +133,16 @@ class EngineWatch:
     async def _is_stalled(self, reasons: list[str]) -> bool:
         now_s = time.monotonic()
         if now_s - self._sampled_s < self._settings.stall_timeout_s / _LOOKS_A_STALL:
-            return self.state is EngineState.STALLED
+            return self._stalled
         try:
             page = await self._engine.get("/metrics")
         except httpx2.TransportError:
-            return self.state is EngineState.STALLED
+            return self._stalled
         sample = engine_sample(page.content) if page.status_code == 200 else None
         self._note_work(sample, now_s)
         excused = any(WAITING_FOR_TABLE in reason for reason in reasons)
-        return self._stall.look(sample, self._gate.events_relayed, now_s, excused=excused)
+        self._stalled = self._stall.look(sample, self._gate.events_relayed, now_s, excused=excused)
+        return self._stalled
 
     def _note_work(self, sample: EngineSample | None, now_s: float) -> None:
         passed_s = now_s - self._sampled_s
@@ -152,7 +154,8 @@ class EngineWatch:
 
     async def _is_warm(self, reasons: list[str]) -> bool:
         """Whether the engine gives a token; while it is asked, and if not, the state says so."""
-        self._set(EngineState.WARMING, reasons)
+        if self.state is not EngineState.WARMING:
+            self._set(EngineState.WARMING, reasons)
         await self._models.refresh()
         busy = self.sample is not None and self.sample.running > 0
         if not self._settings.warm_probe or busy or any(WAITING_FOR_TABLE in reason for reason in reasons):
