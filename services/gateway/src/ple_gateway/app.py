@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ple_gateway.auth import ApiKeyMiddleware
 from ple_gateway.body import BodyReader
+from ple_gateway.dialect import CompletionDialect, Speak
 from ple_gateway.engine import Engine
 from ple_gateway.errors import GatewayError
 from ple_gateway.exchange import ExchangeMiddleware
@@ -92,21 +93,25 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _endpoints(gateway: Gateway) -> dict[str, tuple[str, Any]]:
     """List all that is served: nothing else reaches the engine."""
-    generation = Generation(
-        gateway.settings,
-        gateway.bodies,
-        gateway.preparation,
-        gateway.gate,
-        gateway.engine,
-        gateway.clocks,
-        gateway.metrics,
-    )
+
+    def generation(speak: Speak) -> Generation:
+        return Generation(
+            gateway.settings,
+            gateway.bodies,
+            gateway.preparation,
+            gateway.gate,
+            gateway.engine,
+            gateway.clocks,
+            gateway.metrics,
+            speak,
+        )
+
     tokenization = Tokenization(
         gateway.bodies, gateway.preparation, gateway.gate, gateway.engine, gateway.clocks
     )
     return {
-        "/v1/chat/completions": ("POST", generation),
-        "/v1/completions": ("POST", generation),
+        "/v1/chat/completions": ("POST", generation(CompletionDialect)),
+        "/v1/completions": ("POST", generation(CompletionDialect)),
         "/v1/models": ("GET", gateway.models.list_models),
         "/v1/models/{model:path}": ("GET", gateway.models.get_model),
         "/tokenize": ("POST", tokenization),
