@@ -59,6 +59,10 @@ def _decode(body: bytes) -> dict[str, Any]:
     if isinstance(answer, dict) and answer.get("error"):
         raise from_engine_frame(answer["error"])
     choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+    if (
+        not isinstance(choices, list)
+        or not choices
+        or not all(isinstance(choice, dict) for choice in choices)
+    ):
         raise backend_lost("The engine's answer has no choices.")
     return answer  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ple_gateway.anthropic_messages import CountTokensDialect, MessagesDialect
 from ple_gateway.auth import ApiKeyMiddleware
 from ple_gateway.body import BodyReader
 from ple_gateway.dialect import CompletionDialect, Speak
@@ -24,6 +25,7 @@ from ple_gateway.health import Health
 from ple_gateway.images.pipeline import ImagePipeline
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
+from ple_gateway.openai_responses import ResponsesDialect
 from ple_gateway.preparation import Preparation
 from ple_gateway.settings import Settings
 from ple_gateway.stages import StageClocks
@@ -106,15 +108,20 @@ def _endpoints(gateway: Gateway) -> dict[str, tuple[str, Any]]:
             speak,
         )
 
-    tokenization = Tokenization(
-        gateway.bodies, gateway.preparation, gateway.gate, gateway.engine, gateway.clocks
-    )
+    def tokenization(speak: Speak) -> Tokenization:
+        return Tokenization(
+            gateway.bodies, gateway.preparation, gateway.gate, gateway.engine, gateway.clocks, speak
+        )
+
     return {
         "/v1/chat/completions": ("POST", generation(CompletionDialect)),
         "/v1/completions": ("POST", generation(CompletionDialect)),
+        "/v1/responses": ("POST", generation(ResponsesDialect)),
+        "/v1/messages": ("POST", generation(MessagesDialect)),
+        "/v1/messages/count_tokens": ("POST", tokenization(CountTokensDialect)),
         "/v1/models": ("GET", gateway.models.list_models),
         "/v1/models/{model:path}": ("GET", gateway.models.get_model),
-        "/tokenize": ("POST", tokenization),
+        "/tokenize": ("POST", tokenization(CompletionDialect)),
         "/livez": ("GET", gateway.health.livez),
         "/readyz": ("GET", gateway.health.readyz),
         "/health": ("GET", gateway.health.readyz),

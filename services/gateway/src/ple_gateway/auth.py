@@ -27,7 +27,8 @@ class ApiKeyMiddleware:
         if scope["type"] != "http" or not self._digests or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
-        key = _bearer(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        key = _bearer(headers) or _anthropic_key(scope, headers)
         if key is None:
             raise _refused("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")
         if not self._known(key):
@@ -47,6 +48,11 @@ def _digest(key: str) -> bytes:
 def _bearer(headers: Headers) -> str | None:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+
+
+def _anthropic_key(scope: Scope, headers: Headers) -> str | None:
+    """Anthropic's clients send their key bare."""
+    return headers.get("x-api-key") if scope["path"].startswith("/v1/messages") else None
 
 
 def _refused(message: str) -> GatewayError:

@@ -62,6 +62,8 @@ class ExchangeMiddleware:
                 exchange.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = exchange.request_id
+                if scope["path"].startswith("/v1/messages"):
+                    headers["request-id"] = exchange.request_id  # the name that Anthropic's clients read
                 headers["openai-processing-ms"] = str(round(exchange.elapsed_s() * 1000))
             await send(message)
 
@@ -92,7 +94,8 @@ class ExchangeMiddleware:
         quiet = route in {"/livez", "/readyz", "/health", "/metrics"}
         _LOG.log(
             logging.DEBUG if quiet else logging.INFO,
-            "request done id=%s method=%s route=%s status=%d outcome=%s ms=%.1f ttft_ms=%s retry=%s",
+            "request done id=%s method=%s route=%s status=%d outcome=%s ms=%.1f ttft_ms=%s retry=%s "
+            "idempotency_key=%s",
             exchange.request_id,
             scope["method"],
             route,
@@ -101,6 +104,7 @@ class ExchangeMiddleware:
             exchange.elapsed_s() * 1000,
             "-" if exchange.first_token_s is None else round(exchange.first_token_s * 1000),
             _digits(headers.get("x-stainless-retry-count")),
+            _plain(headers.get("idempotency-key")),
         )
 
 
@@ -111,3 +115,7 @@ def _request_id(headers: Headers) -> str:
 
 def _digits(value: str | None) -> str:
     return value if value and value.isascii() and value.isdigit() and len(value) < 4 else "-"
+
+
+def _plain(value: str | None) -> str:
+    return value if value and _CLIENT_ID.fullmatch(value) else "-"
