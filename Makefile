@@ -68,7 +68,7 @@ run: $(READY) $(if $(filter var/models/triplex-tiny,$(MODEL)),var/models/triplex
 
 serve: run ## the same as run
 
-test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready ## all that CI tests without root: checks, then tests
+test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
 
@@ -123,6 +123,18 @@ var/vllm-planner/ready: constraints/vllm-planner.txt constraints/vllm.txt $(VLLM
 	$(BIN)/python -c "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
 	  wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if n.endswith('.py') or '.dist-info/' in n])" $(VLLM_WHEEL) $(@D)
 	touch $@
+
+# Clients on Node that tests let talk to the gateway. A machine without Node skips those tests. Not `npm ci`: it
+# wants optional packages of every platform in the lock, also those that a registry does not have.
+NODE_LOCK := tests/gateway/node/package.json tests/gateway/node/package-lock.json
+var/node/ready: $(NODE_LOCK)
+	@if ! command -v npm >/dev/null || ! node -e 'process.exit(Number(parseInt(process.versions.node) < 20))' 2>/dev/null; then
+	  echo "make: no Node 20 or newer with npm found: tests of clients on Node are skipped"; exit 0
+	fi
+	mkdir -p $(@D)
+	cp $(NODE_LOCK) $(@D)
+	cd $(@D) && npm install --silent --no-audit --no-fund --ignore-scripts --omit=optional
+	touch ready
 
 overrides-doc: $(READY) ## write docs/overrides.md from the records
 	@$(BIN)/python -m ple_inference.vllm_plugin docs > docs/overrides.md

@@ -5,7 +5,8 @@ A script is a function of one `Call`; `play(...)` makes one from events and from
     engine.script = play(chunk({"content": "some"}), Call.reset)
 
 GETs are answered as our engine does (docs/inference-vllm.md, "Over HTTP"): /health, /readyz, /livez,
-/metrics, /v1/models and /v1/triplex/capacity, from attributes that tests may change. `renew` makes all as it was.
+/metrics, /v1/models and /v1/triplex/capacity, from attributes that tests may change. `renew` makes all
+as it was.
 """
 
 import json
@@ -267,12 +268,18 @@ def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **fiel
     return {**head, "choices": [choice], **fields}
 
 
-USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 2,
+    "total_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 1},
+    "completion_tokens_details": {"reasoning_tokens": 0},
+}
 USAGE_CHUNK = {**chunk(), "choices": [], "usage": USAGE}
 
 
 def message(content: str | None, finish: str = "stop", **fields: Any) -> dict[str, Any]:
-    said = {"role": "assistant", "content": content, **fields}
+    said = {"role": "assistant", "content": content, "refusal": None, **fields}
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",

@@ -6,7 +6,7 @@ import logging
 import re
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 from fake_engine import DONE, answer, complete, play, wait_for
@@ -156,11 +156,9 @@ def test_connections_are_bounded(start_gateway):
         for _ in range(5):
             stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port)))
         wait_for(lambda: len(gateway.server.server_state.connections) == 5, "they are open")
-        with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as more:
-            with pytest.raises(ConnectionError):
-                more.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-                if not more.recv(1):
-                    raise ConnectionResetError
+        more = stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port), timeout=5))
+        with suppress(ConnectionError):
+            assert more.recv(1) == b""
     wait_for(lambda: not gateway.server.server_state.connections, "they are gone")
     assert gateway.request("GET", "/livez").status == 200
 
@@ -171,9 +169,7 @@ def test_malformed_http_is_a_400(gateway):
         assert read_all(sock).startswith(b"HTTP/1.1 400 ")
 
 
-@pytest.mark.parametrize(
-    "path", ["/invocations", "/v1/triplex/overrides", "/tokenizer_info", "/version", "/load"]
-)
+@pytest.mark.parametrize("path", ["/invocations", "/v1/triplex/overrides", "/tokenizer_info", "/load"])
 def test_g57_only_what_is_listed_is_served(gateway, engine, path):
     for method in ("GET", "POST"):
         assert gateway.request(method, path, b"{}").status == 404
@@ -201,7 +197,7 @@ def test_g58_none_of_it_reaches_the_engine(gateway, engine):
 
 def test_no_prompt_text_is_logged(start_gateway, engine, caplog):
     caplog.set_level(logging.DEBUG)
-    gateway = start_gateway(between_tokens_timeout_s=0.2, commit_delay_s=0.1, api_keys=f"sk-{MARKER}")
+    gateway = start_gateway(first_token_timeout_s=0.2, commit_delay_s=0.1, api_keys=f"sk-{MARKER}")
     said = {"messages": [{"role": "user", "content": MARKER}]}
     headers = {"authorization": f"Bearer sk-{MARKER}"}
     path = "/v1/chat/completions"

@@ -296,7 +296,7 @@ def test_reasoning_has_both_names(gateway, engine):
 
     engine.script = script
     deltas = [event["choices"][0]["delta"] for event in gateway.chat(stream=True).events[:-1]]
-    assert deltas[0] == {"reasoning": "hm", "reasoning_content": "hm"}
+    assert deltas[0] == {"role": "assistant", "reasoning": "hm", "reasoning_content": "hm"}
     assert deltas[1] == {"reasoning": "so", "reasoning_content": "so"}
 
 

@@ -9,7 +9,7 @@ from ple_gateway.errors import GatewayError
 from ple_gateway.exchange import exchange_of
 from ple_gateway.keys import ApiKey, find_key
 
-_OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+_OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/health"})
 
 
 class ApiKeyMiddleware:
@@ -21,13 +21,14 @@ class ApiKeyMiddleware:
     def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], *, metrics_need_key: bool) -> None:
         self._app = app
         self._keys = tuple(keys)
-        self._open_paths = _OPEN_PATHS if metrics_need_key else _OPEN_PATHS | {"/metrics"}
+        self._open_paths = _OPEN_PATHS if metrics_need_key else _OPEN_PATHS | {"/metrics", "/status.json"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
-        given = _bearer(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        given = _bearer(headers) or _anthropic_key(scope, headers)
         if given is None:
             raise _refused("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")
         key = find_key(self._keys, given)
@@ -43,6 +44,11 @@ class ApiKeyMiddleware:
 def _bearer(headers: Headers) -> str | None:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+
+
+def _anthropic_key(scope: Scope, headers: Headers) -> str | None:
+    """Anthropic's clients send their key bare."""
+    return headers.get("x-api-key") if scope["path"].startswith("/v1/messages") else None
 
 
 def _refused(message: str) -> GatewayError:

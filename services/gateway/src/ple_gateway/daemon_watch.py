@@ -8,6 +8,7 @@ import msgspec
 
 from ple_gateway.engine_metrics import read_samples
 
+_COLD = "ple_daemon_major_faults_total"  # page reads that a lookup waited for
 _TIMEOUT_S = 3.0
 _FIGURES_EVERY_S = 2.0
 _MAX_PAGE_BYTES = 2**20
@@ -23,6 +24,7 @@ class DaemonWatch:
         self.state = "unknown"
         self.reasons: list[str] = []
         self.figures: dict[str, float] = {}
+        self.cold_reads_per_s: float | None = None
 
     @property
     def is_asked(self) -> bool:
@@ -58,10 +60,14 @@ class DaemonWatch:
     async def _read_figures(self, client: httpx2.AsyncClient) -> None:
         if time.monotonic() - self._sampled_s < _FIGURES_EVERY_S:
             return
-        self._sampled_s = time.monotonic()
+        began_s, self._sampled_s = self._sampled_s, time.monotonic()
         try:
             page = await client.get("/metrics")
         except httpx2.TransportError:
             return
         if page.status_code == 200 and len(page.content) <= _MAX_PAGE_BYTES:
-            self.figures = read_samples(page.content)
+            before, self.figures = self.figures.get(_COLD), read_samples(page.content)
+            cold = self.figures.get(_COLD)
+            if before is not None and cold is not None:
+                # A restarted daemon counts from 0.
+                self.cold_reads_per_s = round(max(0.0, cold - before) / (self._sampled_s - began_s), 1)

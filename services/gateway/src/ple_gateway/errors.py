@@ -11,6 +11,16 @@ MAX_RETRY_AFTER_S = 120  # openai-python gives up at once when it is told to wai
 RESTART_RETRY_AFTER_S = 30  # an engine that loads takes minutes, the SDKs try three times
 MAX_MESSAGE_CHARS = 4000
 
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _TYPES = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -51,6 +61,19 @@ class GatewayError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
+    def anthropic_body(self) -> dict[str, Any]:
+        """Return the same in Anthropic's shape, which has no place for `param`: the message names it."""
+        message = self.message
+        if self.code == "context_length_exceeded":
+            message = (
+                f"prompt is too long: {message}"  # clients look for these words to shorten their history
+            )
+        elif self.param and self.param not in message:
+            message = f"{self.param}: {message}"
+        default = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, default)
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
     def headers(self) -> dict[str, str]:
         """Headers beside the content type."""
         headers = dict(self._headers)
@@ -61,8 +84,9 @@ class GatewayError(Exception):
         return headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with this error (an ASGI application)."""
-        content = msgspec.json.encode(self.body())
+        """Answer with this error (an ASGI application), in the shape of the path's API."""
+        anthropic = scope["path"].startswith(_ANTHROPIC_PATH)
+        content = msgspec.json.encode(self.anthropic_body() if anthropic else self.body())
         response = Response(content, self.status, self.headers(), media_type="application/json")
         await response(scope, receive, send)
 

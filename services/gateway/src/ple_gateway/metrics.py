@@ -39,6 +39,7 @@ class Metrics:
         self.images = self._counter("images", "Pictures by what became of them.", "outcome")
         self.schemas_refused = self._counter("schemas_refused", "Schemas that were refused.")
         self.answers_rejected = self._counter("answers_rejected", "Finished answers not passed on.", "reason")
+        self.answer_repairs = self._counter("answer_repairs", "Oddities of answers by kind.", "kind")
         self.semantic_retries = self._counter("semantic_retries", "Answers asked for a second time.")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -60,6 +60,13 @@ class ModelCatalogue:
         elif not self._serves(name):
             raise model_not_found(name)
 
+    def window_of(self, name: Any) -> int | None:
+        """Tokens that prompt and answer of a model may have together; None when the engine does not tell."""
+        for model in (self._listing or {"data": []})["data"]:
+            if model.get("id") == name and isinstance(model.get("max_model_len"), int):
+                return int(model["max_model_len"])
+        return None
+
     def _serves(self, name: str) -> bool:
         return any(model.get("id") == name for model in (self._listing or {"data": []})["data"])
 

@@ -1,16 +1,18 @@
 """From what a client sent to what the engine gets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ple_gateway.capacity import Demand
+from ple_gateway.choice import Expected
 from ple_gateway.engine import EngineCall
 from ple_gateway.errors import GatewayError, invalid
 from ple_gateway.estimate import Estimator, guess_lane
 from ple_gateway.images.pipeline import ImagePipeline
-from ple_gateway.messages import Conversation
+from ple_gateway.messages import Conversation, Origin
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.parameters import check_parameters
@@ -31,8 +33,8 @@ class Job:
     streamed: bool
     include_usage: bool
     choices: int
-    schema: AnswerSchema | None
-    may_be_empty: bool  # a stop string can end an answer before its first character
+    expected: Expected
+    model: str | None  # as the client named it
     prefill_s: float  # an upper estimate
     demand: Demand
     lane: Lane
@@ -64,14 +66,18 @@ class Preparation:
             settings.max_schema_pattern_chars,
         )
 
-    async def prepare(self, path: str, request: dict[str, Any]) -> Job:
+    async def prepare(
+        self, path: str, request: dict[str, Any], origins: Sequence[Origin] | None = None
+    ) -> Job:
         """Return the job for a request, which is rewritten in place; raises GatewayError 400 or 404.
 
-        Cheap checks come first: no picture is decoded for a request that fails them.
+        Cheap checks come first: no picture is decoded for a request that fails them. `origins` say how the
+        client calls its messages, where the request was made from another form.
         """
         check_parameters(request, self._settings.max_choices)
-        conversation = _conversation(path, request)
+        conversation = _conversation(path, request, origins)
         await self._models.choose(request)
+        self._clamp_tokens(request)
         schema = await self._schema(request)
         images = await self._images.prepare(conversation.images) if conversation else []
         options = request.get("stream_options", {})
@@ -85,8 +91,13 @@ class Preparation:
             streamed=bool(request.get("stream")),
             include_usage=bool(options.get("include_usage")),
             choices=_sequences(request),
-            schema=schema,
-            may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
+            expected=Expected(
+                schema=schema,
+                may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
+                tools=_callable_tools(request),
+                repair_markup=self._settings.tool_markup == "repair",
+            ),
+            model=request.get("model"),
             prefill_s=demand.prompt_tokens / _PREFILL_TOKENS_PER_S,
             demand=demand,
             lane=guess_lane(request),
@@ -97,6 +108,13 @@ class Preparation:
             return Demand(self._estimator.prompt_tokens(text_bytes, images), 0)
         return await self._estimator.demand(request, text_bytes, images, _sequences(request))
 
+    def _clamp_tokens(self, request: dict[str, Any]) -> None:
+        """Agents ask for more tokens than the window has; some engines refuse that."""
+        window = self._models.window_of(request.get("model"))
+        for name in ("max_tokens", "max_completion_tokens"):
+            if window and request.get(name, 0) > window:
+                request[name] = window
+
     async def _schema(self, request: dict[str, Any]) -> AnswerSchema | None:
         try:
             return await answer_schema(request.get("response_format"), self._schema_limits)
@@ -105,15 +123,24 @@ class Preparation:
             raise
 
 
-def _conversation(path: str, request: dict[str, Any]) -> Conversation | None:
+def _conversation(
+    path: str, request: dict[str, Any], origins: Sequence[Origin] | None
+) -> Conversation | None:
     """Check and rewrite messages or prompt, whichever the path takes."""
     if path.endswith("/chat/completions") or (path == "/tokenize" and "messages" in request):
-        conversation = Conversation(request.get("messages"))
+        conversation = Conversation(request.get("messages"), origins)
         request["messages"] = conversation.messages
         return conversation
     if not isinstance(request.get("prompt"), str | list) or request["prompt"] == []:
         raise invalid("`prompt` must be a string, a list of strings or a list of token ids.", param="prompt")
     return None
+
+
+def _callable_tools(request: dict[str, Any]) -> dict[str, Any]:
+    if request.get("tool_choice") == "none":
+        return {}
+    functions = [tool["function"] for tool in request.get("tools", [])]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
 def _sequences(request: dict[str, Any]) -> int:

@@ -82,6 +82,8 @@ class Settings(BaseSettings):
     image_worker_memory_bytes: int = Field(2048 * MIB, gt=0)
     image_timeout_s: float = Field(10, gt=0)
     image_cache_bytes: int = Field(256 * MIB, ge=0)
+    tool_markup: Literal["repair", "report"] = "repair"
+
     image_errors: Literal["strict", "degrade_history"] = "degrade_history"
 
     max_schema_bytes: int = Field(512 * 1024, gt=0)

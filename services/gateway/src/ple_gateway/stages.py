@@ -45,6 +45,7 @@ class StageClocks:
     def __init__(self, total_timeout_s: float) -> None:
         self._total_timeout_s = total_timeout_s
         self._running: set[StageClock] = set()
+        self.prefills = Prefills()
 
     @asynccontextmanager
     async def running(self, exchange: Exchange) -> AsyncIterator[StageClock]:
