@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable
 
-import httpx2
 import msgspec
 
 from ple_gateway.engine_metrics import read_samples
+from ple_gateway.upstream import Upstream, UpstreamError
 
 _COLD = "ple_daemon_major_faults_total"  # page reads that a lookup waited for
 _TIMEOUT_S = 3.0
+_IDLE_S = 4.0
 _FIGURES_EVERY_S = 2.0
 _MAX_PAGE_BYTES = 2**20
 
@@ -18,7 +19,7 @@ class DaemonWatch:
     """The daemon's state and figures; without a URL both stay unknown."""
 
     def __init__(self, url: str | None, changed: Callable[[], None]) -> None:
-        self._client = httpx2.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False) if url else None
+        self._upstream = Upstream(url, {}, connect_timeout_s=_TIMEOUT_S, idle_s=_IDLE_S) if url else None
         self._changed = changed
         self._sampled_s = 0.0
         self.state = "unknown"
@@ -29,44 +30,44 @@ class DaemonWatch:
     @property
     def is_asked(self) -> bool:
         """Whether there is a URL to ask."""
-        return self._client is not None
+        return self._upstream is not None
 
     async def aclose(self) -> None:
         """Close the connection."""
-        if self._client:
-            await self._client.aclose()
+        if self._upstream:
+            await self._upstream.aclose()
 
     async def look(self) -> None:
         """Ask once; whatever it does is a state, never an error."""
-        if self._client is None:
+        if self._upstream is None:
             return
         try:
-            ready = await self._client.get("/readyz")
-            body = msgspec.json.decode(ready.content)
+            ready = await self._upstream.get("/readyz", _TIMEOUT_S, _MAX_PAGE_BYTES)
+            body = msgspec.json.decode(ready.body)
             reported = (str(body["state"])[:20], [str(reason)[:200] for reason in body["reasons"][:10]])
-        except httpx2.TransportError as exc:
-            self._set("down", [f"cannot be reached ({type(exc).__name__})"])
+        except UpstreamError as exc:
+            self._set("down", [f"cannot be reached ({exc})"])
             return
         except (msgspec.DecodeError, LookupError, TypeError):
             self._set("down", ["its /readyz is not a daemon's"])
             return
-        self._set(*reported) if ready.status_code == 200 else self._set("down", reported[1] or [reported[0]])
-        await self._read_figures(self._client)
+        self._set(*reported) if ready.status == 200 else self._set("down", reported[1] or [reported[0]])
+        await self._read_figures(self._upstream)
 
     def _set(self, state: str, reasons: list[str]) -> None:
         self.state, self.reasons = state, reasons
         self._changed()
 
-    async def _read_figures(self, client: httpx2.AsyncClient) -> None:
+    async def _read_figures(self, daemon: Upstream) -> None:
         if time.monotonic() - self._sampled_s < _FIGURES_EVERY_S:
             return
         began_s, self._sampled_s = self._sampled_s, time.monotonic()
         try:
-            page = await client.get("/metrics")
-        except httpx2.TransportError:
+            page = await daemon.get("/metrics", _TIMEOUT_S, _MAX_PAGE_BYTES)
+        except UpstreamError:
             return
-        if page.status_code == 200 and len(page.content) <= _MAX_PAGE_BYTES:
-            before, self.figures = self.figures.get(_COLD), read_samples(page.content)
+        if page.status == 200:
+            before, self.figures = self.figures.get(_COLD), read_samples(page.body)
             cold = self.figures.get(_COLD)
             if before is not None and cold is not None:
                 # A restarted daemon counts from 0.

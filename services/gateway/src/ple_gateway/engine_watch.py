@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
-import httpx2
 import msgspec
 
 from ple_gateway.capacity import parse_capacity
@@ -15,6 +14,7 @@ from ple_gateway.errors import GatewayError
 from ple_gateway.gate import Gate
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.settings import Settings
+from ple_gateway.upstream import ConnectError, Reply, UpstreamError
 
 WAITING_FOR_TABLE = "waiting_for_table"
 _STALLED = "engine_stalled"  # our inference's own verdict, from the steps that its worker counts
@@ -89,16 +89,16 @@ class EngineWatch:
         """Ask the engine once; whatever it does is a state, never an error."""
         try:
             health = await self._engine.get("/health")
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
-            self._set(EngineState.DOWN, [f"cannot be reached ({type(exc).__name__})"])
+        except ConnectError as exc:
+            self._set(EngineState.DOWN, [f"cannot be reached ({exc})"])
             return
-        except httpx2.TransportError as exc:
+        except UpstreamError as exc:
             self._note_silence(exc)
             return
         self._silent_looks = 0
         reasons = _reasons(health)
-        if health.status_code != 200:
-            self._set(_unwell(reasons), reasons or [f"/health answers {health.status_code}"])
+        if health.status != 200:
+            self._set(_unwell(reasons), reasons or [f"/health answers {health.status}"])
             return
         await self._read_capacity()
         if await self._is_stalled(reasons):
@@ -113,9 +113,9 @@ class EngineWatch:
         self.state, self.reasons = state, reasons
         self._changed()
 
-    def _note_silence(self, exc: httpx2.TransportError) -> None:
+    def _note_silence(self, exc: UpstreamError) -> None:
         self._silent_looks += 1
-        reason = [f"/health does not answer ({type(exc).__name__})"]
+        reason = [f"/health does not answer ({exc})"]
         if not self.state.serves:
             self._set(EngineState.DOWN if self.state is not EngineState.STALLED else self.state, reason)
         elif self._silent_looks >= _SILENT_LOOKS:
@@ -125,8 +125,8 @@ class EngineWatch:
         # At every look: an engine that restarted between two looks may have another pool.
         try:
             answer = await self._engine.get("/v1/triplex/capacity")
-            body = msgspec.json.decode(answer.content) if answer.status_code == 200 else None
-        except (httpx2.TransportError, msgspec.DecodeError):
+            body = msgspec.json.decode(answer.body) if answer.status == 200 else None
+        except (UpstreamError, msgspec.DecodeError):
             return
         self._gate.capacity = parse_capacity(body)
 
@@ -136,9 +136,9 @@ class EngineWatch:
             return self._stalled
         try:
             page = await self._engine.get("/metrics")
-        except httpx2.TransportError:
+        except UpstreamError:
             return self._stalled
-        sample = engine_sample(page.content) if page.status_code == 200 else None
+        sample = engine_sample(page.body) if page.status == 200 else None
         self._note_work(sample, now_s)
         excused = any(WAITING_FOR_TABLE in reason for reason in reasons)
         self._stalled = self._stall.look(sample, self._gate.events_relayed, now_s, excused=excused)
@@ -193,10 +193,10 @@ def _unwell(reasons: list[str]) -> EngineState:
     return EngineState.DOWN if _DEAD in reasons else EngineState.LOADING
 
 
-def _reasons(health: httpx2.Response) -> list[str]:
+def _reasons(health: Reply) -> list[str]:
     """Read the reasons our inference gives with its health; other engines have none."""
     try:
-        body = msgspec.json.decode(health.content)
+        body = msgspec.json.decode(health.body)
     except msgspec.DecodeError:
         return []
     reasons = body.get("reasons") if isinstance(body, dict) else None
