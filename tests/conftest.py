@@ -146,7 +146,7 @@ def qwen_code(node_clients: Path, tmp_path: Path) -> Callable[..., subprocess.Co
     (home / ".qwen").mkdir(parents=True)
 
     def answer(
-        url: str, prompt: str, folder: Path, *, key: str = "unused", max_tokens: int = 512
+        url: str, prompt: str, folder: Path, *options: str, key: str = "unused", max_tokens: int = 512
     ) -> subprocess.CompletedProcess[str]:
         sampling = {"model": {"generationConfig": {"samplingParams": {"max_tokens": max_tokens}}}}
         (home / ".qwen" / "settings.json").write_text(json.dumps(sampling))
@@ -161,7 +161,7 @@ def qwen_code(node_clients: Path, tmp_path: Path) -> Callable[..., subprocess.Co
         return run_node(
             [
                 *(str(node_clients / "node_modules" / ".bin" / "qwen"), "--prompt", prompt),
-                *("--approval-mode", "yolo", "--auth-type", "openai"),
+                *("--approval-mode", "yolo", "--auth-type", "openai", *options),
             ],
             cwd=folder,
             env=variables,
