@@ -143,17 +143,16 @@ def node_openai(node_clients: Path) -> Callable[..., dict[str, Any]]:
 def qwen_code(node_clients: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Lets the qwen-code CLI answer one prompt in a folder of its own, without asking before it acts."""
     home = tmp_path / "home"
-    (home / ".qwen").mkdir(parents=True)
+    home.mkdir()
 
     def answer(
         url: str, prompt: str, folder: Path, *options: str, key: str = "unused", max_tokens: int = 512
     ) -> subprocess.CompletedProcess[str]:
-        sampling = {"model": {"generationConfig": {"samplingParams": {"max_tokens": max_tokens}}}}
-        (home / ".qwen" / "settings.json").write_text(json.dumps(sampling))
         variables = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "NO_COLOR": "1",
+            "QWEN_CODE_MAX_OUTPUT_TOKENS": str(max_tokens),
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": key,
             "OPENAI_MODEL": "triplex-tiny",

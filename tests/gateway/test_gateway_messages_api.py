@@ -407,7 +407,7 @@ FIELDS = (
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.lists(MESSAGE | JSON, max_size=4), st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
 def test_any_request_is_accepted_or_refused_with_a_400(messages, fields):
     with suppress_400():
