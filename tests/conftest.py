@@ -156,11 +156,14 @@ def qwen_code(node_clients: Path, tmp_path: Path) -> Callable[..., subprocess.Co
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": key,
             "OPENAI_MODEL": "triplex-tiny",
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": "triplex-tiny",
         }
         return run_node(
             [
                 *(str(node_clients / "node_modules" / ".bin" / "qwen"), "--prompt", prompt),
-                *("--approval-mode", "yolo", "--auth-type", "openai", *options),
+                *("--approval-mode", "yolo", *(options or ("--auth-type", "openai"))),
             ],
             cwd=folder,
             env=variables,

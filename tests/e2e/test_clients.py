@@ -75,7 +75,15 @@ def test_qwen_code(stack, metric, qwen_code, tmp_path):
     folder.mkdir()
     before = metric(stack.inference, "ple_inference_generation_tokens_total")
     # Its own prompt with its tools takes a CPU more than a minute.
-    short = ("--bare", "--system-prompt", "You are brief.", "--core-tools", "read_file")
+    short = (
+        "--auth-type",
+        "openai",
+        "--bare",
+        "--system-prompt",
+        "You are brief.",
+        "--core-tools",
+        "read_file",
+    )
     ran = qwen_code(stack.gateway, "Say hello", folder, *short, key=KEY, max_tokens=16)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip()
