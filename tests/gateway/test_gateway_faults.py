@@ -175,6 +175,17 @@ def test_answer_that_the_engine_gave_up_is_no_success(gateway, engine, reason):
     assert gateway.chat(stream=True).events[-2]["error"]["code"] == "backend_unavailable"
 
 
+def test_deltas_and_messages_that_are_missing(gateway, engine):
+    bare = {**chunk({}, "stop"), "choices": [{"index": 0, "delta": None, "finish_reason": "stop"}]}
+    engine.script = play(chunk({"content": "x"}), bare, DONE)
+    assert [event["choices"][0]["delta"] for event in gateway.chat(stream=True).events[:-1]] == [
+        {"role": "assistant", "content": "x"},
+        {},
+    ]
+    engine.script = answer(200, {"choices": [{"index": 0, "message": None, "finish_reason": "stop"}]})
+    assert gateway.chat().status == 502
+
+
 def test_answer_without_finish_reason_is_no_success(gateway, engine):
     engine.script = complete("some", finish=None)
     assert gateway.chat().status == 502

@@ -48,6 +48,9 @@ class ChoiceRelay:
         """Rewrite the piece in place; whether it was changed. Raises GatewayError."""
         delta = choice.get("delta")
         reason = choice.get("finish_reason")
+        changed = not isinstance(delta, dict) and "text" not in choice
+        if changed:
+            delta = choice["delta"] = {}
         if self.finished:
             choice["finish_reason"] = None
             if isinstance(delta, dict):
@@ -56,10 +59,9 @@ class ChoiceRelay:
                 choice["text"] = ""
             return True
         if isinstance(delta, dict):
-            changed = self._take_delta(delta)
+            changed = self._take_delta(delta) or changed
         else:
             self._take_text(choice)
-            changed = False
         if not reason:
             return changed
         if isinstance(delta, dict):
@@ -133,13 +135,14 @@ class ChoiceRelay:
         calls: list[dict[str, Any]] = []
         if self._markup:
             text = self._markup.feed(text)
-            rest, written = self._markup.finish()
-            text += rest
+            held, written = self._markup.finish()
             if written and reason in _ENDED_BY_ITSELF:
                 self._note("tool_markup_repaired")
                 calls = self.calls.add(written)
-            elif self._markup.seen:
-                self._note("tool_markup")
+            else:
+                text += held
+                if self._markup.seen:
+                    self._note("tool_markup")
         if self._thoughts and self._thoughts.seen:
             self._note("tool_markup_in_reasoning")
         if text:
