@@ -15,6 +15,7 @@ from fake_engine import (
     complete,
     frame,
     hang,
+    message,
     play,
     stream_of,
     wait_for,
@@ -166,6 +167,39 @@ def test_answer_in_one_piece_has_all_fields(gateway, engine):
     assert got["usage"]["total_tokens"] == 4
     assert got["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     assert got["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_thoughts_that_use_up_the_limit_are_a_normal_answer(gateway, engine, streamed):
+    if streamed:
+        engine.script = play(chunk({"reasoning": "hm"}), chunk({}, "length"), DONE)
+        events = gateway.chat(stream=True).events[:-1]
+        assert [event["choices"][0]["finish_reason"] for event in events] == [None, "length"]
+        assert events[0]["choices"][0]["delta"]["reasoning"] == "hm"
+    else:
+        engine.script = answer(200, message(None, "length", reasoning="hm"))
+        choice = gateway.chat().json["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["content"] == ""
+        assert choice["message"]["reasoning"] == "hm"
+
+
+def test_texts_of_errors_have_a_bound(gateway, engine):
+    engine.script = answer(400, {"error": {"message": "x" * 10_000, "code": 400}})
+    assert len(gateway.chat().error["message"]) == 4000
+
+
+def test_the_log_says_which_side_ended_first(gateway, engine, caplog):
+    engine.script = play(chunk({"content": "x"}), Call.cut)
+    with caplog.at_level("INFO", logger="ple_gateway.exchange"):
+        gateway.chat(stream=True)
+        wait_for(lambda: "outcome=stream_failed" in caplog.text, "the engine's end is logged")
+        engine.script = play(chunk({"content": "x"}), Call.wait_closed)
+        with gateway.open_chat(stream=True) as sock:
+            received = b""
+            while b'"x"' not in received:
+                received += sock.recv(65536)
+        wait_for(lambda: "outcome=client_left" in caplog.text, "the client's end is logged")
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
