@@ -32,6 +32,8 @@ async def checked_answer(body: bytes, expected: Expected, model: str | None, not
             raise backend_lost("The engine's answer has no finish reason.")
     if isinstance(answer.get("usage"), dict):
         complete_usage(answer["usage"])
+    else:
+        answer.pop("usage", None)
     return answer
 
 
