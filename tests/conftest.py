@@ -143,25 +143,27 @@ def node_openai(node_clients: Path) -> Callable[..., dict[str, Any]]:
 def qwen_code(node_clients: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Lets the qwen-code CLI answer one prompt in a folder of its own, without asking before it acts."""
     home = tmp_path / "home"
-    (home / ".qwen").mkdir(parents=True)
+    home.mkdir()
 
     def answer(
-        url: str, prompt: str, folder: Path, *, key: str = "unused", max_tokens: int = 512
+        url: str, prompt: str, folder: Path, *options: str, key: str = "unused", max_tokens: int = 512
     ) -> subprocess.CompletedProcess[str]:
-        sampling = {"model": {"generationConfig": {"samplingParams": {"max_tokens": max_tokens}}}}
-        (home / ".qwen" / "settings.json").write_text(json.dumps(sampling))
         variables = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "NO_COLOR": "1",
+            "QWEN_CODE_MAX_OUTPUT_TOKENS": str(max_tokens),
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": key,
             "OPENAI_MODEL": "triplex-tiny",
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": "triplex-tiny",
         }
         return run_node(
             [
                 *(str(node_clients / "node_modules" / ".bin" / "qwen"), "--prompt", prompt),
-                *("--approval-mode", "yolo", "--auth-type", "openai"),
+                *("--approval-mode", "yolo", *(options or ("--auth-type", "openai"))),
             ],
             cwd=folder,
             env=variables,

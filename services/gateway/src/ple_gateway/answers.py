@@ -24,12 +24,16 @@ async def checked_answer(body: bytes, expected: Expected, model: str | None, not
         message = choice.get("message")
         if isinstance(message, dict):
             await _check_message(choice, message, relay)
-        else:
+        elif isinstance(choice.get("text"), str):
             await relay.take(choice)
+        else:
+            raise backend_lost("The engine's answer has no message.")
         if not relay.finished:
             raise backend_lost("The engine's answer has no finish reason.")
     if isinstance(answer.get("usage"), dict):
         complete_usage(answer["usage"])
+    else:
+        answer.pop("usage", None)
     return answer
 
 

@@ -11,6 +11,7 @@ from ple_gateway.tool_calls import Note, ToolCallRelay
 from ple_gateway.tool_markup import MarkupWatch
 
 _ENDED_BY_ITSELF = {"stop", "tool_calls", "function_call"}
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _ENDED_BY_FAILURE = {"abort", "error"}
 
 
@@ -48,6 +49,11 @@ class ChoiceRelay:
         """Rewrite the piece in place; whether it was changed. Raises GatewayError."""
         delta = choice.get("delta")
         reason = choice.get("finish_reason")
+        if not isinstance(reason, str):
+            reason = choice["finish_reason"] = None
+        changed = not isinstance(delta, dict) and "text" not in choice
+        if changed:
+            delta = choice["delta"] = {}
         if self.finished:
             choice["finish_reason"] = None
             if isinstance(delta, dict):
@@ -56,10 +62,9 @@ class ChoiceRelay:
                 choice["text"] = ""
             return True
         if isinstance(delta, dict):
-            changed = self._take_delta(delta)
+            changed = self._take_delta(delta) or changed
         else:
             self._take_text(choice)
-            changed = False
         if not reason:
             return changed
         if isinstance(delta, dict):
@@ -82,16 +87,17 @@ class ChoiceRelay:
             self._text.append(text)
 
     def _take_delta(self, delta: dict[str, Any]) -> bool:
-        changed = self._tell_role(delta)
+        changed = _drop_what_is_no_text(delta)
+        changed = self._tell_role(delta) or changed
         changed = name_reasoning_twice(delta) or changed
-        if isinstance(delta.get("reasoning"), str) and delta["reasoning"]:
+        if delta.get("reasoning"):
             self._produced = True
             if self._thoughts:
                 self._thoughts.feed(delta["reasoning"])
         if delta.get("refusal"):
             self._produced = True
         content = delta.get("content")
-        if isinstance(content, str) and content:
+        if content:
             delta["content"] = self._filtered(content)
             changed = changed or delta["content"] != content
             if delta["content"]:
@@ -133,13 +139,14 @@ class ChoiceRelay:
         calls: list[dict[str, Any]] = []
         if self._markup:
             text = self._markup.feed(text)
-            rest, written = self._markup.finish()
-            text += rest
+            held, written = self._markup.finish()
             if written and reason in _ENDED_BY_ITSELF:
                 self._note("tool_markup_repaired")
                 calls = self.calls.add(written)
-            elif self._markup.seen:
-                self._note("tool_markup")
+            else:
+                text += held
+                if self._markup.seen:
+                    self._note("tool_markup")
         if self._thoughts and self._thoughts.seen:
             self._note("tool_markup_in_reasoning")
         if text:
@@ -176,6 +183,13 @@ class ChoiceRelay:
             raise empty_answer()
         if self._expected.schema:
             await self._expected.schema.check_answer("".join(self._text))
+
+
+def _drop_what_is_no_text(delta: dict[str, Any]) -> bool:
+    odd = [name for name in _TEXTS if delta.get(name) is not None and not isinstance(delta[name], str)]
+    for name in odd:
+        del delta[name]
+    return bool(odd)
 
 
 def name_reasoning_twice(message: dict[str, Any]) -> bool:

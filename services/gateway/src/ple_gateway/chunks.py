@@ -88,6 +88,9 @@ class ChunkRelay:
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
+        elif usage is not None:
+            del chunk["usage"]
+            data = b""
         if self._include_usage:
             if "usage" not in chunk:
                 chunk["usage"] = None
@@ -116,7 +119,7 @@ def head_of(answer: dict[str, Any], model: str | None) -> dict[str, Any]:
     return {
         "id": name if name.startswith(prefix) else prefix + name,
         "created": created if isinstance(created, int) else int(time.time()),
-        "model": model or answer.get("model"),
+        "model": model or str(answer.get("model") or ""),
     }
 
 

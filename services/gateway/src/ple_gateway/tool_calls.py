@@ -67,8 +67,10 @@ class ToolCallRelay:
 
     def _call_of(self, index: int | None, given_id: str, name: str) -> _Call:
         """Find a delta's call: a new id with a name begins a new one, also on an old index."""
-        if index is None and not (given_id or name) and self._calls:
-            return self._calls[-1]
+        if index is None and self._calls:
+            last = self._calls[-1]
+            if not (given_id or name) or (given_id == last.given_id and not _is_arguments(last.text)):
+                return last
         call = self._by_index.get(index) if index is not None else None
         if call is None or (given_id and call.given_id and given_id != call.given_id and name):
             call = _Call()

@@ -52,6 +52,8 @@ class MarkupWatch:
 
     def feed(self, text: str) -> str:
         """Return what can go on now."""
+        if not self._held and "<" not in text:
+            return text
         self._held += text
         released = ""
         while self._held:
@@ -66,10 +68,10 @@ class MarkupWatch:
         return released
 
     def finish(self) -> tuple[str, list[WrittenCall]]:
-        """Return the text that was held back, or the calls that it is."""
+        """Return the text that was held back, and the calls that it is, if it is nothing else."""
         held, self._held = self._held, ""
         calls, end = _calls_at_start(held, self._tools)
-        return (held, []) if end < len(held) or not calls else ("", calls)
+        return held, calls if end == len(held) else []
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]

@@ -43,6 +43,7 @@ class MessagesEvents:
         self._calls: dict[int, _Call] = {}
         self._open_call: _Call | None = None
         self._waiting: list[_Call] = []
+        self._texts: list[tuple[str, str]] = []  # that came in the middle of a call: kind and text
         self._stop: tuple[str, str | None] = ("end_turn", None)
         self._usage: dict[str, Any] | None = None
 
@@ -54,9 +55,9 @@ class MessagesEvents:
         for choice in fields["choices"]:
             delta = choice.get("delta") or {}
             if self._thinking and delta.get("reasoning"):
-                events.append(self._say("thinking", "thinking", delta["reasoning"]))
+                events.append(self._take_text("thinking", delta["reasoning"]))
             if delta.get("content"):
-                events.append(self._say("text", "text", delta["content"]))
+                events.append(self._take_text("text", delta["content"]))
             events += [self._take_call(call) for call in delta.get("tool_calls", ())]
             if choice.get("finish_reason"):
                 self._stop = stop_of(choice)
@@ -65,6 +66,7 @@ class MessagesEvents:
     def end(self) -> bytes:
         """Close what is open, and the message."""
         events = [self._write_call(call) for call in self._waiting]
+        events += [self._say(kind, text) for kind, text in self._texts]
         events.append(self._close())
         reason, sequence = self._stop
         delta = {"stop_reason": reason, "stop_sequence": sequence}
@@ -90,14 +92,19 @@ class MessagesEvents:
         }
         return _event("message_start", message=message)
 
-    def _say(self, kind: str, name: str, text: str) -> bytes:
+    def _take_text(self, kind: str, text: str) -> bytes:
+        if self._open_call and not self._open_call.whole:
+            self._texts.append((kind, text))
+            return b""
+        return self._say(kind, text)
+
+    def _say(self, kind: str, text: str) -> bytes:
+        """Say a piece of text; a block's field has the name of its type."""
         opening = b""
         if self._open != kind:
-            block = {"type": kind, name: ""}
-            if kind == "thinking":
-                block["signature"] = ""
+            block = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
             opening = self._begin(kind, block)
-        return opening + self._delta({"type": f"{kind}_delta", name: text})
+        return opening + self._delta({"type": f"{kind}_delta", kind: text})
 
     def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
         closing = self._close()
