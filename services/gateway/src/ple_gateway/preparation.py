@@ -1,5 +1,6 @@
 """From what a client sent to what the engine gets."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from ple_gateway.settings import Settings
 
 # The slowest prefill to be expected, cold and without prefetch, is 270 tokens a second.
 _PREFILL_TOKENS_PER_S = 200
+_MANY_MESSAGES = 500  # worth a thread
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,11 @@ class Preparation:
         client calls its messages, where the request was made from another form.
         """
         check_parameters(request, self._settings.max_choices)
-        conversation = _conversation(path, request, origins)
+        messages = request.get("messages")
+        if isinstance(messages, list) and len(messages) > _MANY_MESSAGES:
+            conversation = await asyncio.to_thread(_conversation, path, request, origins)
+        else:
+            conversation = _conversation(path, request, origins)
         await self._models.choose(request)
         self._clamp_tokens(request)
         schema = await self._schema(request)
