@@ -91,7 +91,7 @@ class Preparation:
             # Always asked for, for the metrics; the relay drops it when the client did not ask.
             request["stream_options"] = {**options, "include_usage": True}
         body = msgspec.json.encode(request)
-        demand = await self._demand(path, request, len(body) - sum(images), len(images))
+        demand = await self._demand(path, request, len(body) - sum(images))
         return Job(
             call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
@@ -109,10 +109,10 @@ class Preparation:
             lane=guess_lane(request),
         )
 
-    async def _demand(self, path: str, request: dict[str, Any], text_bytes: int, images: int) -> Demand:
+    async def _demand(self, path: str, request: dict[str, Any], text_bytes: int) -> Demand:
         if path == "/tokenize":  # nothing is generated
-            return Demand(self._estimator.prompt_tokens(text_bytes, images), 0)
-        return await self._estimator.demand(request, text_bytes, images, _sequences(request))
+            return Demand(self._estimator.guess(request, text_bytes), 0)
+        return await self._estimator.demand(request, text_bytes, _sequences(request))
 
     def _clamp_tokens(self, request: dict[str, Any]) -> None:
         """Agents ask for more tokens than the window has; some engines refuse that."""
