@@ -32,7 +32,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve test soak check format protos protos-check overrides-doc vllm-diff bench lock clean
+.PHONY: help setup run serve test soak check audit format protos protos-check overrides-doc vllm-diff bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -68,7 +68,7 @@ run: $(READY) $(if $(filter var/models/triplex-tiny,$(MODEL)),var/models/triplex
 
 serve: run ## the same as run
 
-test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready ## all that CI tests without root: checks, then tests
+test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
 
@@ -81,6 +81,22 @@ check: $(READY) ## lint, types, import borders, generated code; never edits
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory protos-check
+
+# Findings fail; a machine that cannot reach the index gets a word and success.
+audit: $(READY) ## look for known vulnerabilities in the locked dependencies
+	@if [ ! -x var/audit-venv/bin/pip-audit ]; then
+	  $(BIN)/python -m venv var/audit-venv
+	  if ! var/audit-venv/bin/python -m pip --disable-pip-version-check install --quiet -r constraints/audit.txt 2> /dev/null; then
+	    echo "make: audit skipped: pip-audit cannot be installed, is there a network?"; rm -rf var/audit-venv; exit 0
+	  fi
+	fi
+	if report=$$(var/audit-venv/bin/pip-audit --no-deps --disable-pip --progress-spinner off --timeout 15 -r constraints/cpu.txt 2> var/audit.log); then
+	  echo "make: audit: no known vulnerabilities"
+	elif [ -n "$$report" ]; then
+	  echo "$$report"; exit 1
+	else
+	  echo "make: audit skipped: $$(tail -n 1 var/audit.log | cut -c 1-200)"
+	fi
 
 format: $(READY) ## what check would complain of and a tool can mend
 	@$(BIN)/ruff check --fix .
@@ -123,6 +139,18 @@ var/vllm-planner/ready: constraints/vllm-planner.txt constraints/vllm.txt $(VLLM
 	$(BIN)/python -c "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
 	  wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if n.endswith('.py') or '.dist-info/' in n])" $(VLLM_WHEEL) $(@D)
 	touch $@
+
+# Clients on Node that tests let talk to the gateway. A machine without Node skips those tests. Not `npm ci`: it
+# wants optional packages of every platform in the lock, also those that a registry does not have.
+NODE_LOCK := tests/gateway/node/package.json tests/gateway/node/package-lock.json
+var/node/ready: $(NODE_LOCK)
+	@if ! command -v npm >/dev/null || ! node -e 'process.exit(Number(parseInt(process.versions.node) < 20))' 2>/dev/null; then
+	  echo "make: no Node 20 or newer with npm found: tests of clients on Node are skipped"; exit 0
+	fi
+	mkdir -p $(@D)
+	cp $(NODE_LOCK) $(@D)
+	cd $(@D) && npm install --silent --no-audit --no-fund --ignore-scripts --omit=optional
+	touch ready
 
 overrides-doc: $(READY) ## write docs/overrides.md from the records
 	@$(BIN)/python -m ple_inference.vllm_plugin docs > docs/overrides.md

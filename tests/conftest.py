@@ -2,8 +2,14 @@
 
 import dataclasses
 import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -20,7 +26,9 @@ hypothesis.settings.load_profile("triplex")
 HERE = Path(__file__).parent
 # Tests that share a running server or a stack of services go to one process; others, file by file.
 GROUPS = {
+    "e2e/test_clients.py": "stack",
     "e2e/test_openai_client.py": "stack",
+    "e2e/test_gateway_stack.py": "stack",
     "e2e/test_restart.py": "stack",
     "inference/test_api.py": "inference server",
     "inference/test_structured_output.py": "inference server",
@@ -74,3 +82,92 @@ def make_checkpoint(
 def real_checkpoint(make_checkpoint: Callable[[TinyOptions], Path]) -> Path:
     """What `ple-inference tiny` makes without options, and `make run` serves."""
     return make_checkpoint(TinyOptions())
+
+
+def node_major() -> int:
+    """The version of Node on this machine; 0 without one."""
+    if not shutil.which("node"):
+        return 0
+    return int(subprocess.check_output(["node", "-p", "process.versions.node.split('.')[0]"], text=True))
+
+
+def run_node(
+    command: list[str], *, timeout_s: float = 100, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a Node program to its end; with everything that it started it is killed at the deadline."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            raise AssertionError(f"{command[0]} hangs:\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.fixture(scope="session")
+def node_clients() -> Path:
+    """The folder with the clients of tests/gateway/node, installed by `make var/node/ready`."""
+    folder = HERE.parent / "var" / "node"
+    if not (folder / "ready").exists():
+        if node_major() < 20 and not os.environ.get("CI"):
+            pytest.skip("no Node 20 or newer on this machine")
+        pytest.fail("the Node clients are not installed; run `make var/node/ready`")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def node_openai(node_clients: Path) -> Callable[..., dict[str, Any]]:
+    """Lets the official Node SDK talk to a gateway; returns what it got."""
+    shutil.copy(HERE / "gateway" / "node" / "openai_client.mjs", node_clients)
+
+    def talk(url: str, key: str = "unused", max_tokens: int = 8) -> dict[str, Any]:
+        ran = run_node(
+            ["node", str(node_clients / "openai_client.mjs"), f"{url}/v1", key, str(max_tokens)],
+            cwd=node_clients,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    return talk
+
+
+@pytest.fixture
+def qwen_code(node_clients: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Lets the qwen-code CLI answer one prompt in a folder of its own, without asking before it acts."""
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def answer(
+        url: str, prompt: str, folder: Path, *options: str, key: str = "unused", max_tokens: int = 512
+    ) -> subprocess.CompletedProcess[str]:
+        variables = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "NO_COLOR": "1",
+            "QWEN_CODE_MAX_OUTPUT_TOKENS": str(max_tokens),
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": key,
+            "OPENAI_MODEL": "triplex-tiny",
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": "triplex-tiny",
+        }
+        return run_node(
+            [
+                *(str(node_clients / "node_modules" / ".bin" / "qwen"), "--prompt", prompt),
+                *("--approval-mode", "yolo", *(options or ("--auth-type", "openai"))),
+            ],
+            cwd=folder,
+            env=variables,
+        )
+
+    return answer

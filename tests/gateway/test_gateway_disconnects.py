@@ -8,7 +8,7 @@ from fake_engine import Call, chunk, complete, wait_for
 
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("stage", ["headers", "first_token", "between_tokens"])
-def test_client_leaves(gateway, engine, streamed, stage):
+def test_g30_client_leaves(gateway, engine, streamed, stage):
     closed_s = []
     reached = threading.Event()
 

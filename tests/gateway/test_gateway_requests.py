@@ -4,7 +4,7 @@ import json
 import socket
 
 import pytest
-from fake_engine import complete
+from fake_engine import complete, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -128,6 +128,8 @@ def test_text_that_strict_parsers_refuse_is_repaired(gateway, engine):
         ("logit_bias", []),
         ("top_logprobs", 21),
         ("top_logprobs", 2),
+        ("min_tokens", 2**60),
+        ("allowed_token_ids", []),
         ("stream", "yes"),
         ("stream_options", {"include_usage": True}),
         ("tool_choice", "required"),
@@ -148,7 +150,7 @@ def test_text_that_strict_parsers_refuse_is_repaired(gateway, engine):
     ],
 )
 def test_parameters_out_of_range_name_themselves(gateway, engine, name, value):
-    answered = gateway.chat(**{name: value})
+    answered = gateway.chat(**({"max_tokens": 9} if name == "min_tokens" else {}), **{name: value})
     assert answered.status == 400
     assert answered.error["param"] == name
     assert not engine.calls
@@ -158,6 +160,39 @@ def test_nested_chat_template_is_refused(gateway):
     answered = gateway.chat(chat_template_kwargs={"chat_template": "{{ 1 }}"})
     assert (answered.status, answered.error["param"]) == (400, "chat_template_kwargs.chat_template")
     assert gateway.chat(chat_template_kwargs={"enable_thinking": True}).status == 200
+
+
+def test_top_p_of_zero_is_the_likeliest_token(gateway, engine):
+    assert gateway.chat(top_p=0).status == 200
+    assert 0 < engine.calls[-1].request["top_p"] < 1e-3
+
+
+def test_unknown_fields_are_logged_by_name_only(caplog):
+    with caplog.at_level("DEBUG", logger="ple_gateway.parameters"):
+        check_parameters({"messages": [USER], "vendor_option": "PRIVATE", "temperature": 1}, 8)
+    assert caplog.messages == ["fields that the gateway does not know: vendor_option"]
+
+
+def test_a_result_without_its_call_is_left_to_the_engine(caplog):
+    stray = {"role": "tool", "tool_call_id": "PRIVATE", "content": "r"}
+    with caplog.at_level("DEBUG", logger="ple_gateway.messages"):
+        assert Conversation([USER, stray]).messages[1] == stray
+    assert caplog.messages == ["tool results without their call: 1"]
+
+
+def test_retries_can_be_seen_in_the_log(gateway, caplog):
+    headers = {"idempotency-key": "key-1", "x-stainless-retry-count": "2"}
+    with caplog.at_level("INFO", logger="ple_gateway.exchange"):
+        gateway.request("GET", "/v1/models", headers=headers)
+        gateway.request("GET", "/v1/models", headers={"idempotency-key": "a b\tc"})
+
+        def lines() -> list[str]:
+            return [line for line in caplog.messages if line.startswith("request done")]
+
+        wait_for(lambda: len(lines()) == 2, "both are logged, which is after the answer")
+    done = lines()
+    assert done[0].endswith("retry=2 idempotency_key=key-1")
+    assert done[1].endswith("retry=- idempotency_key=-")
 
 
 def test_null_means_default(gateway, engine):

@@ -8,7 +8,7 @@ import pytest
 from fake_engine import USAGE, USAGE_CHUNK, Call, answer, chunk, complete, stream_of, wait_for
 
 
-def test_stream_has_its_headers_and_ends_with_done(gateway, engine):
+def test_g35_stream_has_its_headers_and_ends_with_done(gateway, engine):
     engine.script = complete("Hel", "lo")
     answered = gateway.chat(stream=True)
     assert answered.status == 200
@@ -45,7 +45,7 @@ def test_usage_null_from_the_engine_is_taken_out(gateway, engine):
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
-def test_one_byte_chunks_of_any_line_end(gateway, engine, line_end):
+def test_g28_one_byte_chunks_of_any_line_end(gateway, engine, line_end):
     text = "Grüße 你好 🎉 a\u2028b\u0085c"
 
     def script(call: Call) -> None:
@@ -67,19 +67,19 @@ def test_separators_are_escaped_for_clients_that_split_text_lines(gateway, engin
     assert len(answered.body.decode().splitlines()) == len(answered.body.split(b"\n")) - 1
 
 
-def test_event_of_900_kilobytes(gateway, engine):
+def test_g36_event_of_900_kilobytes(gateway, engine):
     text = "x" * 900_000
     engine.script = complete(text)
     assert gateway.chat(stream=True).text == text
 
 
-def test_event_over_the_limit_is_an_error_frame(start_gateway, engine):
+def test_g36_event_over_the_limit_is_an_error_frame(start_gateway, engine):
     gateway = start_gateway(max_event_bytes=10_000)
     engine.script = complete("x" * 20_000)
     assert gateway.chat(stream=True).events[-2]["error"]["type"] == "server_error"
 
 
-def test_events_pass_at_once(gateway, engine):
+def test_g35_events_pass_at_once(gateway, engine):
     go_on = threading.Event()
 
     def script(call: Call) -> None:
@@ -181,7 +181,7 @@ def send_error(call: Call) -> None:
     ],
     ids=lambda script: script.__name__,
 )
-def test_failures_after_the_200_are_error_frames(gateway, engine, script):
+def test_g29_failures_after_the_200_are_error_frames(gateway, engine, script):
     engine.script = script
     answered = gateway.chat(stream=True)
     assert answered.status == 200
@@ -194,7 +194,7 @@ def test_failures_after_the_200_are_error_frames(gateway, engine, script):
     assert len(engine.calls) == 1, "a POST that was accepted is never sent twice"
 
 
-def test_reset_before_a_status_is_a_502(gateway, engine):
+def test_g53_reset_before_a_status_is_told_and_never_sent_again(gateway, engine):
     engine.script = cut_before_anything
     answered = gateway.chat(stream=True)
     assert answered.status == 502
@@ -203,7 +203,7 @@ def test_reset_before_a_status_is_a_502(gateway, engine):
     assert len(engine.calls) == 1
 
 
-def test_error_status_of_the_engine_is_a_status(gateway, engine):
+def test_g50_overflow_is_a_status_in_the_words_of_the_engine(gateway, engine):
     sentence = (
         "This model's maximum context length is 32768 tokens. However, your request has 40000 input tokens."
     )
@@ -217,7 +217,7 @@ def test_error_status_of_the_engine_is_a_status(gateway, engine):
     assert answered.error["message"] == sentence
 
 
-def test_slow_status_gets_headers_comments_and_then_an_error_frame(start_gateway, engine):
+def test_g34_slow_status_gets_headers_comments_and_then_an_error_frame(start_gateway, engine):
     gateway = start_gateway(commit_delay_s=0.1, keepalive_interval_s=0.1)
     go_on = threading.Event()
 
@@ -284,7 +284,7 @@ def test_total_limit_ends_a_stream_that_never_ends(start_gateway, engine):
     assert gateway.chat(stream=True).events[-2]["error"]["code"] == "timeout"
 
 
-def test_reasoning_has_both_names(gateway, engine):
+def test_g48_reasoning_has_both_names(gateway, engine):
     def script(call: Call) -> None:
         call.open_stream()
         call.event(chunk({"reasoning": "hm"}))
@@ -296,11 +296,11 @@ def test_reasoning_has_both_names(gateway, engine):
 
     engine.script = script
     deltas = [event["choices"][0]["delta"] for event in gateway.chat(stream=True).events[:-1]]
-    assert deltas[0] == {"reasoning": "hm", "reasoning_content": "hm"}
+    assert deltas[0] == {"role": "assistant", "reasoning": "hm", "reasoning_content": "hm"}
     assert deltas[1] == {"reasoning": "so", "reasoning_content": "so"}
 
 
-def test_broken_utf8_from_the_engine_becomes_a_replacement_character(gateway, engine):
+def test_g47_broken_utf8_from_the_engine_becomes_a_replacement_character(gateway, engine):
     def script(call: Call) -> None:
         call.open_stream()
         call.event(json.dumps(chunk({"content": "a@b"})).encode().replace(b"@", b"\xe4\xbd"))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,10 +12,14 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ple_gateway.anthropic_messages import CountTokensDialect, MessagesDialect
 from ple_gateway.auth import ApiKeyMiddleware
 from ple_gateway.body import BodyReader
+from ple_gateway.cors import CorsMiddleware, PreflightMiddleware
+from ple_gateway.dialect import CompletionDialect, Speak
 from ple_gateway.engine import Engine
 from ple_gateway.errors import GatewayError
+from ple_gateway.estimate import Estimator
 from ple_gateway.exchange import ExchangeMiddleware
 from ple_gateway.gate import Gate
 from ple_gateway.generation import Generation
@@ -23,9 +27,12 @@ from ple_gateway.health import Health
 from ple_gateway.images.pipeline import ImagePipeline
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
+from ple_gateway.openai_responses import ResponsesDialect
 from ple_gateway.preparation import Preparation
+from ple_gateway.recent import Recent
 from ple_gateway.settings import Settings
 from ple_gateway.stages import StageClocks
+from ple_gateway.status import StatusPage
 from ple_gateway.tokenization import Tokenization
 
 
@@ -38,22 +45,27 @@ class Gateway:
         self.clocks = StageClocks(settings.total_timeout_s)
         self.engine = Engine(settings, self.metrics)
         self.models = ModelCatalogue(self.engine)
-        self.health = Health(self.engine, self.metrics, self.models.refresh, settings.probe_interval_s)
         self.gate = Gate(settings, self.metrics)
+        self.health = Health(settings, self.engine, self.models, self.gate, self.metrics)
+        self.recent = Recent()
+        self.status = StatusPage(self.gate, self.health, self.recent)
         self.bodies = BodyReader(settings)
         self.images = ImagePipeline(settings, self.metrics)
-        self.preparation = Preparation(settings, self.models, self.images, self.metrics)
+        estimator = Estimator(
+            self.engine,
+            lambda: self.gate.capacity,
+            reserved_answer_tokens=settings.reserved_answer_tokens,
+            image_max_px=settings.image_max_px,
+        )
+        self.preparation = Preparation(settings, self.models, self.images, estimator, self.metrics)
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
         """Probe the engine while the application runs; close what was opened when it stops."""
-        probe = asyncio.create_task(self.health.watch())
         try:
-            yield
+            async with self.health.watching():
+                yield
         finally:
-            probe.cancel()
-            with suppress(asyncio.CancelledError):
-                await probe
             await self.images.aclose()
             await self.engine.aclose()
 
@@ -80,7 +92,11 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=gateway.running,
         exception_handlers={HTTPException: _routing_error},
         middleware=[
-            Middleware(ExchangeMiddleware, metrics=gateway.metrics, routes=[*endpoints]),
+            Middleware(CorsMiddleware, origins=settings.origins()),
+            Middleware(
+                ExchangeMiddleware, metrics=gateway.metrics, recent=gateway.recent, routes=[*endpoints]
+            ),
+            Middleware(PreflightMiddleware, origins=settings.origins()),
             Middleware(ApiKeyMiddleware, keys=settings.keys(), metrics_need_key=settings.metrics_need_key()),
         ],
     )
@@ -92,28 +108,39 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _endpoints(gateway: Gateway) -> dict[str, tuple[str, Any]]:
     """List all that is served: nothing else reaches the engine."""
-    generation = Generation(
-        gateway.settings,
-        gateway.bodies,
-        gateway.preparation,
-        gateway.gate,
-        gateway.engine,
-        gateway.clocks,
-        gateway.metrics,
-    )
-    tokenization = Tokenization(
-        gateway.bodies, gateway.preparation, gateway.gate, gateway.engine, gateway.clocks
-    )
+
+    def generation(speak: Speak) -> Generation:
+        return Generation(
+            gateway.settings,
+            gateway.bodies,
+            gateway.preparation,
+            gateway.gate,
+            gateway.engine,
+            gateway.clocks,
+            gateway.metrics,
+            speak,
+        )
+
+    def tokenization(speak: Speak) -> Tokenization:
+        return Tokenization(
+            gateway.bodies, gateway.preparation, gateway.gate, gateway.engine, gateway.clocks, speak
+        )
+
     return {
-        "/v1/chat/completions": ("POST", generation),
-        "/v1/completions": ("POST", generation),
+        "/v1/chat/completions": ("POST", generation(CompletionDialect)),
+        "/v1/completions": ("POST", generation(CompletionDialect)),
+        "/v1/responses": ("POST", generation(ResponsesDialect)),
+        "/v1/messages": ("POST", generation(MessagesDialect)),
+        "/v1/messages/count_tokens": ("POST", tokenization(CountTokensDialect)),
         "/v1/models": ("GET", gateway.models.list_models),
         "/v1/models/{model:path}": ("GET", gateway.models.get_model),
-        "/tokenize": ("POST", tokenization),
+        "/tokenize": ("POST", tokenization(CompletionDialect)),
         "/livez": ("GET", gateway.health.livez),
         "/readyz": ("GET", gateway.health.readyz),
         "/health": ("GET", gateway.health.readyz),
         "/metrics": ("GET", gateway.show_metrics),
+        "/": ("GET", gateway.status.show_page),
+        "/status.json": ("GET", gateway.status.show_figures),
     }
 
 

@@ -1,6 +1,7 @@
 """Read a request's body within limits and parse it as one JSON object."""
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope
 from ple_gateway.errors import GatewayError, invalid, overloaded
 from ple_gateway.settings import Settings
 
+_LARGE_BYTES = 256 * 1024  # worth a thread
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -26,7 +28,7 @@ class BodyReader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     @contextmanager
     def holding(self) -> Iterator["HeldBody"]:
@@ -35,7 +37,7 @@ class BodyReader:
         try:
             yield held
         finally:
-            self._held_bytes -= held.size_bytes
+            self.held_bytes -= held.size_bytes
 
     def reserve(self, held: "HeldBody", size_bytes: int) -> None:
         """Count `size_bytes` more for `held`; raises 413 for one body too large, 503 for too many."""
@@ -46,10 +48,10 @@ class BodyReader:
                 code="request_too_large",
                 headers={"connection": "close"},
             )
-        if self._held_bytes + size_bytes > self._settings.max_bodies_bytes:
+        if self.held_bytes + size_bytes > self._settings.max_bodies_bytes:
             raise overloaded("Too many large requests at once.")
         held.size_bytes += size_bytes
-        self._held_bytes += size_bytes
+        self.held_bytes += size_bytes
 
     async def read(self, held: "HeldBody", receive: Receive) -> bytes:
         """Read to the end of the body; raises 408 after `body_read_timeout_s`, ClientLeftError."""
@@ -83,7 +85,16 @@ class BodyReader:
         declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared) > self._settings.max_body_bytes:
             self.reserve(held, int(declared))  # raises 413 before a byte is read
-        return parse_object(await self.read(held, receive), self._settings.max_json_depth)
+        body = await self.read(held, receive)
+        if len(body) < _LARGE_BYTES:
+            return self._take_in(held, body)
+        return await asyncio.to_thread(self._take_in, held, body)
+
+    def _take_in(self, held: "HeldBody", body: bytes) -> dict[str, Any]:
+        held.digest = hashlib.sha256(body).digest()
+        parsed = parse_object(body, self._settings.max_json_depth)
+        _check_items(parsed, self._settings.max_items)
+        return parsed
 
 
 class HeldBody:
@@ -91,6 +102,7 @@ class HeldBody:
 
     def __init__(self, reader: BodyReader) -> None:
         self.reader = reader
+        self.digest = b""
         self.size_bytes = 0
 
 
@@ -119,6 +131,16 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
         raise invalid("The request's body must be a JSON object.")
     _check_depth(parsed, max_depth)
     return parsed
+
+
+def _check_items(parsed: dict[str, Any], max_items: int) -> None:
+    """Refuse more messages, parts, tools or prompts than any real conversation has: each costs time."""
+    for name, value in parsed.items():
+        if not isinstance(value, list) or not value or isinstance(value[0], int):  # token ids
+            continue
+        parts = (item.get("content") for item in value if isinstance(item, dict))
+        if len(value) + sum(len(part) for part in parts if isinstance(part, list)) > max_items:
+            raise invalid(f"`{name}` has more than {max_items} items and parts.", param=name)
 
 
 def _repaired(body: bytes, complaint: str, max_depth: int) -> Any:

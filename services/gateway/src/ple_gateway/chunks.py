@@ -1,93 +1,120 @@
 """What the relay changes in the engine's chunks, and what it learns from them."""
 
 import json
-from dataclasses import dataclass, field
+import time
+import uuid
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from ple_gateway.choice import ChoiceRelay, Expected
 from ple_gateway.engine_errors import from_engine_frame
-from ple_gateway.errors import GatewayError, backend_lost
-from ple_gateway.schemas import AnswerSchema
+from ple_gateway.errors import backend_lost
+from ple_gateway.tool_calls import Note
 
 _ENCODER = msgspec.json.Encoder()
 
 
-@dataclass
-class _Choice:
-    text: list[str] = field(default_factory=list)  # kept only when a schema will be checked
-    produced: bool = False
-    finished: bool = False
+@dataclass(frozen=True)
+class Chunk:
+    """One chunk for the client; `data` is its JSON as the engine wrote it, empty when it was changed."""
+
+    fields: dict[str, Any]
+    data: bytes
+
+    @property
+    def has_token(self) -> bool:
+        """Whether there is more to it than a role."""
+        for choice in self.fields["choices"]:
+            delta = choice.get("delta")
+            said = delta if isinstance(delta, dict) else {}
+            if choice.get("finish_reason") or choice.get("text"):
+                return True
+            if any(value for name, value in said.items() if name != "role"):
+                return True
+        return not self.fields["choices"]
+
+    def encoded(self) -> bytes:
+        """Return the chunk as JSON on one line."""
+        # Several data lines may make up one event; a relayed event has one.
+        if self.data and b"\n" not in self.data and b"\r" not in self.data:
+            return self.data
+        return _ENCODER.encode(self.fields)
 
 
 class ChunkRelay:
     """Rewrites the chunks of one stream, one at a time.
 
-    Usage appears only when the client asked for it; reasoning has both of its names; an answer that misses
-    its schema, or is empty, never ends as a success.
+    All have the first one's identity. Usage appears only when the client asked for it. An answer that
+    misses its schema, or is empty, never ends as a success.
     """
 
     def __init__(
-        self, *, expected_choices: int, include_usage: bool, schema: AnswerSchema | None, may_be_empty: bool
+        self, expected: Expected, *, expected_choices: int, include_usage: bool, model: str | None, note: Note
     ) -> None:
+        self._expected = expected
         self._expected_choices = expected_choices
         self._include_usage = include_usage
-        self._schema = schema
-        self._may_be_empty = may_be_empty
-        self._choices: dict[int, _Choice] = {}
+        self._model = model
+        self._note = note
+        self._head: dict[str, Any] | None = None
+        self._choices: dict[int, ChoiceRelay] = {}
         self.usage: dict[str, Any] | None = None
 
-    async def rewrite(self, data: bytes) -> bytes | None:
-        """Return the chunk to send on, None for one the client did not ask for; raises GatewayError."""
+    async def rewrite(self, data: bytes) -> Chunk | None:
+        """Return the chunk to send on, None for one that has nothing for the client; raises GatewayError."""
         chunk, data = _decode(data)
         if chunk.get("error"):
             raise from_engine_frame(chunk["error"])
+        changed = self._put_head(chunk)
         if chunk.get("choices") is None:
             chunk["choices"] = []
-            data = b""
+            changed = True
         for choice in chunk["choices"]:
-            if await self._take(choice):
-                data = b""
+            changed = await self._take(choice) or changed
+        if changed:
+            data = b""
         return self._with_usage(chunk, data)
 
-    def _with_usage(self, chunk: dict[str, Any], data: bytes) -> bytes | None:
-        """Encode the chunk, or keep its bytes when nothing has to change."""
+    async def _take(self, choice: dict[str, Any]) -> bool:
+        index = choice.get("index")
+        if not isinstance(index, int):
+            index = choice["index"] = 0
+        if index not in self._choices:
+            self._choices[index] = ChoiceRelay(self._expected, self._note)
+        return await self._choices[index].take(choice)
+
+    def _put_head(self, chunk: dict[str, Any]) -> bool:
+        if self._head is None:
+            self._head = head_of(chunk, self._model)
+        changed = False
+        for name, value in self._head.items():
+            if chunk.get(name) != value:
+                chunk[name] = value
+                changed = True
+        return changed
+
+    def _with_usage(self, chunk: dict[str, Any], data: bytes) -> Chunk | None:
+        """Add or drop usage; keep the chunk's bytes when nothing has to change."""
         usage = chunk.get("usage")
-        if usage:
+        if isinstance(usage, dict):
             self.usage = usage
+        elif usage is not None:
+            del chunk["usage"]
+            data = b""
         if self._include_usage:
             if "usage" not in chunk:
                 chunk["usage"] = None
+                data = b""
+            elif isinstance(usage, dict) and complete_usage(usage):
                 data = b""
         elif "usage" in chunk:
             if usage and not chunk["choices"]:
                 return None
             del chunk["usage"]
             data = b""
-        # Several data lines may make up one event; a relayed event has one.
-        return data if data and b"\n" not in data and b"\r" not in data else _ENCODER.encode(chunk)
-
-    async def _take(self, choice: dict[str, Any]) -> bool:
-        """Note a choice's delta; whether it was changed."""
-        state = self._choices.setdefault(choice.get("index", 0), _Choice())
-        delta = choice.get("delta")
-        changed = name_reasoning_twice(delta) if isinstance(delta, dict) else False
-        parts = delta if isinstance(delta, dict) else choice
-        text = parts.get("content") or parts.get("text") or ""
-        if text or parts.get("reasoning") or parts.get("tool_calls") or parts.get("refusal"):
-            state.produced = True
-        if self._schema and isinstance(text, str):
-            state.text.append(text)
-        if choice.get("finish_reason"):
-            await self._finish(state, choice["finish_reason"])
-        return changed
-
-    async def _finish(self, state: _Choice, reason: str) -> None:
-        if reason == "stop" and not state.produced and not self._may_be_empty:
-            raise empty_answer()
-        if reason == "stop" and self._schema:
-            await self._schema.check_answer("".join(state.text))
-        state.finished = True
+        return Chunk(chunk, data)
 
     def check_complete(self) -> None:
         """Raise GatewayError unless every choice has finished."""
@@ -95,22 +122,36 @@ class ChunkRelay:
             raise backend_lost("The engine ended the stream before the answer was complete.")
 
 
-def name_reasoning_twice(message: dict[str, Any]) -> bool:
-    """Give `reasoning` its other common name too, and the other way round; whether anything changed."""
-    reasoning = message.get("reasoning")
-    other = message.get("reasoning_content")
-    if reasoning is not None and "reasoning_content" not in message:
-        message["reasoning_content"] = reasoning
-        return True
-    if other is not None and "reasoning" not in message:
-        message["reasoning"] = other
-        return True
-    return False
+def head_of(answer: dict[str, Any], model: str | None) -> dict[str, Any]:
+    """Return id, created and model as clients expect them; `model` is the name that was asked for."""
+    prefix = "cmpl-" if answer.get("object") == "text_completion" else "chatcmpl-"
+    name = answer.get("id")
+    name = name if isinstance(name, str) and name else uuid.uuid4().hex
+    created = answer.get("created")
+    return {
+        "id": name if name.startswith(prefix) else prefix + name,
+        "created": created if isinstance(created, int) else int(time.time()),
+        "model": model or str(answer.get("model") or ""),
+    }
 
 
-def empty_answer() -> GatewayError:
-    """Return the error for an engine that said it was done and produced nothing."""
-    return GatewayError(502, "The engine produced an empty answer.", code="empty_answer")
+def complete_usage(usage: dict[str, Any]) -> bool:
+    """Make totals add up and details be there (0 where the engine tells none); whether anything changed."""
+    before = msgspec.json.encode(usage)
+    prompt, completion = (_count(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion"))
+    usage.update(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    for name, counted in (
+        ("prompt_tokens_details", "cached_tokens"),
+        ("completion_tokens_details", "reasoning_tokens"),
+    ):
+        details = usage.get(name)
+        details = details if isinstance(details, dict) else {}
+        usage[name] = {**details, counted: _count(details.get(counted))}
+    return msgspec.json.encode(usage) != before
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -119,7 +160,8 @@ def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
         chunk = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
         chunk, data = _decode_broken(data), b""
-    if not isinstance(chunk, dict) or not isinstance(chunk.get("choices", []), list | None):
+    choices = chunk.get("choices") if isinstance(chunk, dict) else 0
+    if not isinstance(choices, list | None) or not all(isinstance(choice, dict) for choice in choices or []):
         raise backend_lost("The engine sent an event that is no chunk.")
     return chunk, data
 

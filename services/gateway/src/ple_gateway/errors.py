@@ -8,8 +8,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 MAX_RETRY_AFTER_S = 120  # openai-python gives up at once when it is told to wait longer
+RESTART_RETRY_AFTER_S = 30  # an engine that loads takes minutes, the SDKs try three times
 MAX_MESSAGE_CHARS = 4000
 
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _TYPES = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -50,6 +61,19 @@ class GatewayError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
+    def anthropic_body(self) -> dict[str, Any]:
+        """Return the same in Anthropic's shape, which has no place for `param`: the message names it."""
+        message = self.message
+        if self.code == "context_length_exceeded":
+            message = (
+                f"prompt is too long: {message}"  # clients look for these words to shorten their history
+            )
+        elif self.param and self.param not in message:
+            message = f"{self.param}: {message}"
+        default = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, default)
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
     def headers(self) -> dict[str, str]:
         """Headers beside the content type."""
         headers = dict(self._headers)
@@ -60,10 +84,15 @@ class GatewayError(Exception):
         return headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with this error (an ASGI application)."""
-        content = msgspec.json.encode(self.body())
+        """Answer with this error (an ASGI application), in the shape of the path's API."""
+        anthropic = scope["path"].startswith(_ANTHROPIC_PATH)
+        content = msgspec.json.encode(self.anthropic_body() if anthropic else self.body())
         response = Response(content, self.status, self.headers(), media_type="application/json")
         await response(scope, receive, send)
+
+
+class UnreachableError(GatewayError):
+    """The engine took nothing of the request: it may be sent again, to the same engine when it is back."""
 
 
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> GatewayError:
@@ -95,6 +124,18 @@ def backend_lost(message: str) -> GatewayError:
 def overloaded(message: str, *, retry_after_s: float = 5) -> GatewayError:
     """Return the 503 for a full queue."""
     return GatewayError(503, message, code="overloaded", retry_after_s=retry_after_s)
+
+
+def key_busy(message: str, *, retry_after_s: float) -> GatewayError:
+    """Return the 429 for one key that has too many requests."""
+    return GatewayError(429, message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+
+
+def unreachable(message: str) -> UnreachableError:
+    """Return the 503 for an engine that refused the connection, or says that it is still loading."""
+    return UnreachableError(
+        503, message, code="backend_unavailable", retry_after_s=RESTART_RETRY_AFTER_S, may_retry=True
+    )
 
 
 def timed_out(message: str) -> GatewayError:

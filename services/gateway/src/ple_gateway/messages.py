@@ -1,10 +1,14 @@
 """Chat messages: checked, and brought into the one form that engines and chat templates agree on."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ple_gateway.errors import GatewayError, invalid
+
+_LOG = logging.getLogger(__name__)
 
 Part = dict[str, Any]
 Message = dict[str, Any]
@@ -13,6 +17,21 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _IMAGES = frozenset({"image_url", "input_image", "image"})
+# One coding client puts a line that changes with every request at the head of its prompt: no prefix
+# would ever be found in the cache again.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a client calls a message that was made from another form, and its parts."""
+
+    name: str  # "messages[2]"
+    parts: Sequence[str] = field(default=())  # "messages[2].content[1]"
+
+    def part(self, index: int) -> str:
+        """The name of a part of the message's content."""
+        return self.parts[index] if index < len(self.parts) else f"{self.name}.content[{index}]"
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,7 @@ class Conversation:
     images move into the user turn that follows.
     """
 
-    def __init__(self, messages: Any) -> None:
+    def __init__(self, messages: Any, origins: Sequence[Origin] | None = None) -> None:
         """Raises GatewayError 400 naming the message and part."""
         if not isinstance(messages, list) or not messages:
             raise invalid("`messages` must be a list with at least one message.", param="messages")
@@ -57,10 +76,13 @@ class Conversation:
         newest = _newest_turn(messages)
         for index, message in enumerate(messages):
             self._newest_turn = index >= newest
-            self._add(message, f"messages[{index}]")
+            self._add(message, origins[index] if origins else Origin(f"messages[{index}]"))
         self._flush_tool_images()
+        self._need_a_user()
+        self._note_strays()
 
-    def _add(self, message: Any, name: str) -> None:
+    def _add(self, message: Any, origin: Origin) -> None:
+        name = origin.name
         if not isinstance(message, dict):
             raise _wrong(name, "an object")
         message = {key: value for key, value in message.items() if value is not None}
@@ -69,7 +91,7 @@ class Conversation:
             raise invalid(f"The role must be one of {', '.join(sorted(_ROLES))}.", param=f"{name}.role")
         if role != "tool" and not (role == "user" and self._from_tools):
             self._flush_tool_images()
-        parts = list(_parts(message, name))
+        parts = list(_parts(message, origin))
         if role in {"system", "developer"}:
             self._add_system(_text(parts, f"{name}.content"))
         elif role == "user":
@@ -80,6 +102,23 @@ class Conversation:
             self.messages.append(_assistant(message, parts, name))
         else:
             self._add_tool(message, parts, name)
+
+    def _need_a_user(self) -> None:
+        """The chat template refuses a conversation without a user: it gets an empty turn of one."""
+        if not any(message["role"] == "user" for message in self.messages):
+            begins_with_system = self.messages[0]["role"] == "system"
+            self.messages.insert(int(begins_with_system), {"role": "user", "content": ""})
+
+    def _note_strays(self) -> None:
+        """Results of calls that nobody made are left to the engine: histories are cut at any place."""
+        called: set[Any] = set()
+        strays = 0
+        for message in self.messages:
+            if message["role"] == "assistant":  # checked; elsewhere the field may be anything
+                called |= {call.get("id") for call in message.get("tool_calls", [])}
+            strays += message["role"] == "tool" and message.get("tool_call_id") not in called
+        if strays:
+            _LOG.debug("tool results without their call: %d", strays)
 
     def _add_system(self, text: str) -> None:
         if not self.messages:
@@ -120,17 +159,20 @@ def _newest_turn(messages: list[Any]) -> int:
     return len(roles) - 1 - roles[::-1].index("user") if "user" in roles else 0
 
 
-def _parts(message: Message, name: str) -> Iterator[tuple[Part, str]]:
+def _parts(message: Message, origin: Origin) -> Iterator[tuple[Part, str]]:
     """Yield (part, its name): text as `text`, images as `image_url` with an object, thoughts left out."""
     content = message.get("content", [])
     if isinstance(content, str):
-        yield {"type": "text", "text": content}, f"{name}.content"
+        yield {"type": "text", "text": _BILLING.sub("", content)}, f"{origin.name}.content"
         return
     if not isinstance(content, list):
-        raise _wrong(f"{name}.content", "a string or a list of parts")
+        raise _wrong(f"{origin.name}.content", "a string or a list of parts")
     for index, part in enumerate(content):
-        place = f"{name}.content[{index}]"
+        place = origin.part(index)
         normal = _part(part, place)
+        if normal and normal["type"] == "text" and _BILLING.match(normal["text"]):
+            normal["text"] = _BILLING.sub("", normal["text"])
+            normal = normal if normal["text"] else None
         if normal:
             yield normal, place
 

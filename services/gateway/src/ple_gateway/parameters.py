@@ -1,11 +1,14 @@
 """Check what a generation request asks for, beside its messages."""
 
+import logging
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from ple_gateway.errors import GatewayError, invalid
 
+_LOG = logging.getLogger(__name__)
 _REFUSED = {
     "chat_template": "The chat template is the server's.",
     "chat_template_content_format": "The chat template is the server's.",
@@ -21,6 +24,7 @@ _REFUSED = {
     "function_call": "Use `tool_choice`.",
 }
 _MAX_STOPS = 4
+_LEAST_TOP_P = 1e-6  # OpenAI takes 0 for "the likeliest token"; engines want more than 0
 _NUMERIC_KEY = re.compile(r"[0-9]{1,10}")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _INT64 = 2**63
@@ -29,7 +33,7 @@ _INT64 = 2**63
 def check_parameters(request: dict[str, Any], max_choices: int) -> None:
     """Drop null fields and check ranges, in place; raises GatewayError 400 naming the parameter.
 
-    Unknown fields stay: the engine may know them.
+    Unknown fields stay, with a line in the log: the engine may know them.
     """
     for name in [name for name, value in request.items() if value is None]:
         del request[name]
@@ -44,6 +48,11 @@ def check_parameters(request: dict[str, Any], max_choices: int) -> None:
         if name in request:
             check(request[name])
     _check_combinations(request)
+    if request.get("top_p") == 0:
+        request["top_p"] = _LEAST_TOP_P
+    unknown = sorted(request.keys() - _known())
+    if unknown:
+        _LOG.debug("fields that the gateway does not know: %s", ", ".join(unknown)[:500])
 
 
 _NUMBERS: dict[str, tuple[float, float]] = {
@@ -158,11 +167,36 @@ _SHAPES: dict[str, Callable[[Any], None]] = {
 }
 
 
+_UNCHECKED = frozenset(
+    {
+        "model",
+        "messages",
+        "prompt",
+        "response_format",
+        "tool_choice",
+        "parallel_tool_calls",
+        "logprobs",
+        "user",
+    }
+    | {"metadata", "store", "service_tier", "reasoning_effort", "chat_template_kwargs", "stop_token_ids"}
+    | {"repetition_penalty", "ignore_eos", "echo", "allowed_token_ids", "include_reasoning"}
+)
+
+
+@cache
+def _known() -> frozenset[str]:
+    return _UNCHECKED | _NUMBERS.keys() | _integers(1).keys() | _SHAPES.keys()
+
+
 def _check_combinations(request: dict[str, Any]) -> None:
     if "stream_options" in request and not request.get("stream"):
         raise invalid("`stream_options` needs `stream: true`.", param="stream_options")
     if "top_logprobs" in request and request.get("logprobs") is not True:
         raise invalid("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
+    if request.get("min_tokens", 0) > request.get("max_completion_tokens", request.get("max_tokens", _INT64)):
+        raise invalid("`min_tokens` is larger than the limit of tokens.", param="min_tokens")
+    if request.get("allowed_token_ids") == []:
+        raise invalid("`allowed_token_ids` leaves no token to choose from.", param="allowed_token_ids")
     if request.get("tools") == []:
         del request["tools"]
     if "tools" not in request and request.get("tool_choice") in ("none", "auto"):

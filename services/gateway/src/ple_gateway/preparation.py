@@ -1,25 +1,30 @@
 """From what a client sent to what the engine gets."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from ple_gateway.capacity import Demand
+from ple_gateway.choice import Expected
 from ple_gateway.engine import EngineCall
 from ple_gateway.errors import GatewayError, invalid
+from ple_gateway.estimate import Estimator, guess_lane
 from ple_gateway.images.pipeline import ImagePipeline
-from ple_gateway.messages import Conversation
+from ple_gateway.messages import Conversation, Origin
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.parameters import check_parameters
+from ple_gateway.scheduler import Lane
 from ple_gateway.schema_rules import SchemaLimits
 from ple_gateway.schemas import AnswerSchema, answer_schema
 from ple_gateway.settings import Settings
 
 # The slowest prefill to be expected, cold and without prefetch, is 270 tokens a second.
 _PREFILL_TOKENS_PER_S = 200
-_BYTES_PER_TOKEN = 3.2  # code; prose has more
-_PX_PER_TOKEN = 1024
+_MANY_MESSAGES = 500  # worth a thread
 
 
 @dataclass(frozen=True)
@@ -30,20 +35,28 @@ class Job:
     streamed: bool
     include_usage: bool
     choices: int
-    schema: AnswerSchema | None
-    may_be_empty: bool  # a stop string can end an answer before its first character
+    expected: Expected
+    model: str | None  # as the client named it
     prefill_s: float  # an upper estimate
+    demand: Demand
+    lane: Lane
 
 
 class Preparation:
     """Checks and rewrites requests."""
 
     def __init__(
-        self, settings: Settings, models: ModelCatalogue, images: ImagePipeline, metrics: Metrics
+        self,
+        settings: Settings,
+        models: ModelCatalogue,
+        images: ImagePipeline,
+        estimator: Estimator,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._models = models
         self._images = images
+        self._estimator = estimator
         self._metrics = metrics
         self._schema_limits = SchemaLimits(
             settings.max_schema_bytes,
@@ -55,14 +68,22 @@ class Preparation:
             settings.max_schema_pattern_chars,
         )
 
-    async def prepare(self, path: str, request: dict[str, Any]) -> Job:
+    async def prepare(
+        self, path: str, request: dict[str, Any], origins: Sequence[Origin] | None = None
+    ) -> Job:
         """Return the job for a request, which is rewritten in place; raises GatewayError 400 or 404.
 
-        Cheap checks come first: no picture is decoded for a request that fails them.
+        Cheap checks come first: no picture is decoded for a request that fails them. `origins` say how the
+        client calls its messages, where the request was made from another form.
         """
         check_parameters(request, self._settings.max_choices)
-        conversation = _conversation(path, request)
+        messages = request.get("messages")
+        if isinstance(messages, list) and len(messages) > _MANY_MESSAGES:
+            conversation = await asyncio.to_thread(_conversation, path, request, origins)
+        else:
+            conversation = _conversation(path, request, origins)
         await self._models.choose(request)
+        self._clamp_tokens(request)
         schema = await self._schema(request)
         images = await self._images.prepare(conversation.images) if conversation else []
         options = request.get("stream_options", {})
@@ -70,19 +91,35 @@ class Preparation:
             # Always asked for, for the metrics; the relay drops it when the client did not ask.
             request["stream_options"] = {**options, "include_usage": True}
         body = msgspec.json.encode(request)
+        demand = await self._demand(path, request, len(body) - sum(images))
         return Job(
             call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
             include_usage=bool(options.get("include_usage")),
-            choices=request.get("n", 1) * _count_prompts(request.get("prompt")),
-            schema=schema,
-            may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
-            prefill_s=self._prefill_s(len(body) - sum(images), len(images)),
+            choices=_sequences(request),
+            expected=Expected(
+                schema=schema,
+                may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
+                tools=_callable_tools(request),
+                repair_markup=self._settings.tool_markup == "repair",
+            ),
+            model=request.get("model"),
+            prefill_s=demand.prompt_tokens / _PREFILL_TOKENS_PER_S,
+            demand=demand,
+            lane=guess_lane(request),
         )
 
-    def _prefill_s(self, text_bytes: int, images: int) -> float:
-        tokens = text_bytes / _BYTES_PER_TOKEN + images * self._settings.image_max_px / _PX_PER_TOKEN
-        return tokens / _PREFILL_TOKENS_PER_S
+    async def _demand(self, path: str, request: dict[str, Any], text_bytes: int) -> Demand:
+        if path == "/tokenize":  # nothing is generated
+            return Demand(self._estimator.guess(request, text_bytes), 0)
+        return await self._estimator.demand(request, text_bytes, _sequences(request))
+
+    def _clamp_tokens(self, request: dict[str, Any]) -> None:
+        """Agents ask for more tokens than the window has; some engines refuse that."""
+        window = self._models.window_of(request.get("model"))
+        for name in ("max_tokens", "max_completion_tokens"):
+            if window and request.get(name, 0) > window:
+                request[name] = window
 
     async def _schema(self, request: dict[str, Any]) -> AnswerSchema | None:
         try:
@@ -92,10 +129,12 @@ class Preparation:
             raise
 
 
-def _conversation(path: str, request: dict[str, Any]) -> Conversation | None:
+def _conversation(
+    path: str, request: dict[str, Any], origins: Sequence[Origin] | None
+) -> Conversation | None:
     """Check and rewrite messages or prompt, whichever the path takes."""
     if path.endswith("/chat/completions") or (path == "/tokenize" and "messages" in request):
-        conversation = Conversation(request.get("messages"))
+        conversation = Conversation(request.get("messages"), origins)
         request["messages"] = conversation.messages
         return conversation
     if not isinstance(request.get("prompt"), str | list) or request["prompt"] == []:
@@ -103,8 +142,15 @@ def _conversation(path: str, request: dict[str, Any]) -> Conversation | None:
     return None
 
 
-def _count_prompts(prompt: Any) -> int:
-    """Count the prompts of a text completion: a list of token ids is one prompt."""
-    if isinstance(prompt, list) and not isinstance(prompt[0], int):
-        return len(prompt)
-    return 1
+def _callable_tools(request: dict[str, Any]) -> dict[str, Any]:
+    if request.get("tool_choice") == "none":
+        return {}
+    functions = [tool["function"] for tool in request.get("tools", [])]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
+def _sequences(request: dict[str, Any]) -> int:
+    """Count the sequences the engine will run: prompts of a text completion (token ids are one) times `n`."""
+    prompt = request.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    return int(request.get("n", 1)) * prompts

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import msgspec
 from starlette.types import Message, Send
 
-from ple_gateway import sse
+from ple_gateway.dialect import AnswerEvents
 from ple_gateway.errors import GatewayError
 from ple_gateway.metrics import Metrics
 
@@ -29,8 +28,9 @@ _START: Message = {
 class EventStream:
     """One client's event stream: opens once, sends whole events, and can still be refused until it opens."""
 
-    def __init__(self, send: Send, metrics: Metrics) -> None:
+    def __init__(self, send: Send, events: AnswerEvents, metrics: Metrics) -> None:
         self._send = send
+        self._events = events
         self._metrics = metrics
         self._opening = asyncio.Lock()
         self._open = False
@@ -51,22 +51,20 @@ class EventStream:
             self._refused = not self._open
             return self._refused
 
-    async def event(self, data: bytes) -> None:
-        """Send one event at once."""
+    async def event(self, frames: bytes) -> None:
+        """Send whole events at once."""
         if not self._open:
             await self.open()
-        await self._write(sse.frame(data))
+        await self._write(frames)
 
     async def close(self, error: GatewayError | None = None) -> None:
-        """End the stream with [DONE], after an error frame when it failed.
+        """End the stream as its dialect does, a failed one with an error.
 
         A client that takes nothing any more is given up: the server then closes its connection.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                if error:
-                    await self.event(msgspec.json.encode(error.body()))
-                await self.event(sse.DONE)
+                await self.event(self._events.failure(error) if error else self._events.end())
                 await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     @asynccontextmanager
@@ -88,7 +86,7 @@ class EventStream:
             silent_s = loop.time() - self._last_sent_s
             if silent_s >= interval_s or not self._last_sent_s:
                 self._metrics.comments.inc()
-                await self._write(sse.COMMENT)
+                await self._write(self._events.keepalive)
                 silent_s = 0.0
             await asyncio.sleep(interval_s - silent_s)
 

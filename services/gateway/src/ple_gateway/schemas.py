@@ -29,7 +29,10 @@ class AnswerSchema:
         fault = await asyncio.to_thread(self._fault_of, text)
         if fault:
             raise GatewayError(
-                502, f"The engine's answer does not satisfy response_format: {fault}", code="schema_violation"
+                502,
+                f"The engine's answer does not satisfy response_format: {fault}",
+                code="schema_violation",
+                may_retry=False,
             )
 
     def _fault_of(self, text: str) -> str | None:

@@ -81,3 +81,8 @@ def frame(data: bytes) -> bytes:
     if b"\xc2\x85" in data:
         data = data.replace(b"\xc2\x85", rb"\u0085")
     return b"data: " + data + b"\n\n"
+
+
+def named(event: str, data: bytes) -> bytes:
+    """One event with a name, and data as in `frame`."""
+    return b"event: " + event.encode() + b"\n" + frame(data)
