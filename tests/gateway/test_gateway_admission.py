@@ -145,6 +145,22 @@ def test_small_prompts_are_not_counted_and_pictures_are_not_sent_to_be_counted(
     assert counted["messages"] == [{"role": "user", "content": [parts[0]]}]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "prompt": []}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "prompt": ["a", "b"]}),
+        ("/v1/completions", {"prompt": "x", "messages": 5}),
+        ("/v1/completions", {"prompt": [[1, 2], [3]], "n": 2, "messages": [None]}),
+        ("/v1/completions", {"prompt": ["a", 1, None]}),
+    ],
+)
+def test_fields_of_the_other_kind_count_for_nothing(gateway, engine, path, body):
+    engine.script = complete("x")
+    assert gateway.request("POST", path, body).status in {200, 400}
+    assert gateway.faults() == {}
+
+
 def test_counting_that_fails_refuses_nothing(start_gateway, engine):
     gateway = start_gateway()
     gateway.wait_ready()

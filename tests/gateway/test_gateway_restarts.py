@@ -261,17 +261,6 @@ def test_g56_engine_that_hangs_is_a_stall_and_hangs_nothing_here(start_gateway, 
     gateway.wait_ready()
 
 
-def test_g31_four_streams_that_are_reset_leave_nothing_running(gateway, engine):
-    engine.script = play(chunk({"content": "x"}), lambda call: call.wait_closed())
-    socks = [gateway.open_chat(stream=True) for _ in range(4)]
-    wait_for(lambda: engine.running == 4, "four streams run")
-    for sock in socks:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        sock.close()
-    wait_for(lambda: engine.running == 0, "the engine runs nothing", 2)
-    wait_for(lambda: gateway.gateway.gate.idle, "all blocks are free")
-
-
 def test_queue_is_told_when_the_gateway_stops(start_gateway, engine):
     gateway = start_gateway(max_in_flight=1, commit_delay_s=0.1, drain_timeout_s=0.3)
     gateway.wait_ready()

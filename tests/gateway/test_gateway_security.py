@@ -186,6 +186,17 @@ def test_g57_only_what_is_listed_is_served(gateway, engine, path):
     assert not engine.calls
 
 
+def test_g57_whatever_reaches_the_engine_needs_a_key(start_gateway, engine):
+    gateway = start_gateway(api_keys="k", metrics_key="always")
+    said = {"messages": [{"role": "user", "content": "hi"}]}
+    paths = ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
+    for path in (*(f"/v1/{path}" for path in paths), "/tokenize"):
+        assert gateway.request("POST", path, said).status == 401
+    for path in ("/metrics", "/status.json", "/v1/models", "/v1/models/triplex-tiny"):
+        assert gateway.request("GET", path).status == 401
+    assert not engine.calls
+
+
 @pytest.mark.parametrize(
     "fields",
     [

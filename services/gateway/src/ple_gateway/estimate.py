@@ -35,14 +35,15 @@ class Estimator:
         self._reserved_answer_tokens = reserved_answer_tokens
         self._image_max_px = image_max_px
 
-    def guess(self, request: dict[str, Any], text_bytes: int) -> int:
-        """Guess a prompt's tokens: those of `text_bytes` of JSON, and those of its pictures."""
-        return _text_tokens(text_bytes) + self._picture_tokens(request)
+    async def demand(
+        self, request: dict[str, Any], messages: list[dict[str, Any]], text_bytes: int, sequences: int
+    ) -> Demand:
+        """Return what the request needs. Raises 400 `context_length_exceeded` for one that can never fit.
 
-    async def demand(self, request: dict[str, Any], text_bytes: int, sequences: int) -> Demand:
-        """Return what the request needs. Raises 400 `context_length_exceeded` for one that can never fit."""
-        picture_tokens = self._picture_tokens(request)
-        prompts = _text_prompts(request)
+        `messages` are a chat's, checked; without them it is a text completion.
+        """
+        picture_tokens = self._picture_tokens(messages)
+        prompts = [] if messages else _text_prompts(request["prompt"])
         text_tokens = max(map(_prompt_tokens, prompts)) if prompts else _text_tokens(text_bytes)
         capacity = self._capacity()
         if capacity and text_tokens + picture_tokens >= _NEAR * _nearest_boundary(capacity):
@@ -56,8 +57,8 @@ class Estimator:
         answer_tokens = min(allowed, self._reserved_answer_tokens)
         return Demand(text_tokens + picture_tokens, answer_tokens, sequences)
 
-    def _picture_tokens(self, request: dict[str, Any]) -> int:
-        pixels = (picture_px(url) or self._image_max_px for url in _picture_urls(request))
+    def _picture_tokens(self, messages: list[dict[str, Any]]) -> int:
+        pixels = (picture_px(url) or self._image_max_px for url in _picture_urls(messages))
         return sum(-(-px // _PX_PER_TOKEN) for px in pixels)
 
     async def _count(self, request: dict[str, Any], prompts: list[Any]) -> int | None:
@@ -65,8 +66,8 @@ class Estimator:
         if not prompts:
             return await self._ask(_without_pictures(request))
         longest = max(prompts, key=_prompt_tokens)
-        if isinstance(longest, list):
-            return len(longest)
+        if not isinstance(longest, str):
+            return _prompt_tokens(longest)
         return await self._ask({"model": request.get("model"), "prompt": longest})
 
     async def _ask(self, question: dict[str, Any]) -> int | None:
@@ -92,24 +93,22 @@ def _text_tokens(text_bytes: int) -> int:
     return round(text_bytes / _BYTES_PER_TOKEN)
 
 
-def _prompt_tokens(prompt: str | list[Any]) -> int:
+def _prompt_tokens(prompt: Any) -> int:
     if isinstance(prompt, list):
         return len(prompt)
-    return _text_tokens(len(prompt.encode("utf-8", "replace")))
+    # What is neither is the engine's to refuse.
+    return _text_tokens(len(prompt.encode("utf-8", "replace"))) if isinstance(prompt, str) else 0
 
 
-def _picture_urls(request: dict[str, Any]) -> Iterator[str]:
-    for message in request.get("messages", ()):
+def _picture_urls(messages: list[dict[str, Any]]) -> Iterator[str]:
+    for message in messages:
         content = message.get("content")
         if isinstance(content, list):
             yield from (part["image_url"]["url"] for part in content if part.get("type") == "image_url")
 
 
-def _text_prompts(request: dict[str, Any]) -> list[str | list[Any]]:
+def _text_prompts(prompt: str | list[Any]) -> list[Any]:
     """List the prompts of a text completion; one of token ids is a list."""
-    if "messages" in request:
-        return []
-    prompt = request["prompt"]
     return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
 
 

@@ -91,12 +91,17 @@ class Preparation:
             # Always asked for, for the metrics; the relay drops it when the client did not ask.
             request["stream_options"] = {**options, "include_usage": True}
         body = msgspec.json.encode(request)
-        demand = await self._demand(path, request, len(body) - sum(images))
+        sequences = request.get("n", 1) * (1 if conversation else _count_prompts(request["prompt"]))
+        demand = Demand(0, 0, sequences)
+        if path != "/tokenize":  # there nothing is generated
+            messages = conversation.messages if conversation else []
+            text_bytes = len(body) - sum(images)
+            demand = await self._estimator.demand(request, messages, text_bytes, sequences)
         return Job(
             call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
             include_usage=bool(options.get("include_usage")),
-            choices=_sequences(request),
+            choices=sequences,
             expected=Expected(
                 schema=schema,
                 may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
@@ -108,11 +113,6 @@ class Preparation:
             demand=demand,
             lane=guess_lane(request),
         )
-
-    async def _demand(self, path: str, request: dict[str, Any], text_bytes: int) -> Demand:
-        if path == "/tokenize":  # nothing is generated
-            return Demand(self._estimator.guess(request, text_bytes), 0)
-        return await self._estimator.demand(request, text_bytes, _sequences(request))
 
     def _clamp_tokens(self, request: dict[str, Any]) -> None:
         """Agents ask for more tokens than the window has; some engines refuse that."""
@@ -149,8 +149,6 @@ def _callable_tools(request: dict[str, Any]) -> dict[str, Any]:
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
-def _sequences(request: dict[str, Any]) -> int:
-    """Count the sequences the engine will run: prompts of a text completion (token ids are one) times `n`."""
-    prompt = request.get("prompt")
-    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
-    return int(request.get("n", 1)) * prompts
+def _count_prompts(prompt: Any) -> int:
+    """Count the prompts of a text completion: a list of token ids is one prompt."""
+    return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
