@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ple_gateway.blanks import MAX_BLANKS, BlankWatch
 from ple_gateway.engine_errors import from_engine_frame
 from ple_gateway.errors import GatewayError, backend_lost
 from ple_gateway.schemas import AnswerSchema
@@ -16,6 +17,7 @@ _ENCODER = msgspec.json.Encoder()
 @dataclass
 class _Choice:
     text: list[str] = field(default_factory=list)  # kept only when a schema will be checked
+    blanks: BlankWatch = field(default_factory=BlankWatch)
     produced: bool = False
     finished: bool = False
 
@@ -78,6 +80,8 @@ class ChunkRelay:
             state.produced = True
         if self._schema and isinstance(text, str):
             state.text.append(text)
+            if state.blanks.runs_away(text):
+                raise endless_blanks()
         if choice.get("finish_reason"):
             await self._finish(state, choice["finish_reason"])
         return changed
@@ -111,6 +115,13 @@ def name_reasoning_twice(message: dict[str, Any]) -> bool:
 def empty_answer() -> GatewayError:
     """Return the error for an engine that said it was done and produced nothing."""
     return GatewayError(502, "The engine produced an empty answer.", code="empty_answer")
+
+
+def endless_blanks() -> GatewayError:
+    """Return the error for an engine that writes blanks where JSON should go on."""
+    return GatewayError(
+        502, f"The engine wrote more than {MAX_BLANKS} blanks in a row in its JSON.", code="endless_blanks"
+    )
 
 
 def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:

@@ -27,6 +27,7 @@ from ple_gateway.stages import StageClock, StageClocks
 
 _END_TIMEOUT_S = 0.2
 _WORTH_A_RETRY = {"empty_answer", "schema_violation"}
+_REJECTED = {*_WORTH_A_RETRY, "endless_blanks"}
 
 
 class Generation:
@@ -66,6 +67,7 @@ class Generation:
         self, scope: Scope, request: dict[str, Any], receive: Receive, send: Send, exchange: Exchange
     ) -> None:
         job = await self._preparation.prepare(scope["path"], request)
+        exchange.headers |= job.schema.headers if job.schema else {}
         if job.streamed:
             await self._stream(job, send, exchange)
         else:
@@ -149,7 +151,7 @@ class Generation:
             raise
 
     def _note_rejection(self, error: GatewayError) -> None:
-        if error.code in _WORTH_A_RETRY:
+        if error.code in _REJECTED:
             self._metrics.answers_rejected.labels(error.code).inc()
 
     def _count_tokens(self, usage: dict[str, Any] | None) -> None:

@@ -75,6 +75,8 @@ class Settings(BaseSettings):
     max_schema_properties: int = Field(500, gt=0, description="of one object")
     max_schema_string_chars: int = Field(10_000, gt=0, description="one string in enum or const")
     max_schema_pattern_chars: int = Field(1_000, gt=0, description="repetitions written out")
+    schema_timeout_s: float = Field(5, gt=0)
+    schema_worker_memory_bytes: int = Field(1024 * MIB, gt=0)
 
     @field_validator("http_address")
     @classmethod

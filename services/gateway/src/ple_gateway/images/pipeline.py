@@ -10,7 +10,7 @@ import pybase64
 from ple_gateway.errors import invalid
 from ple_gateway.images.cache import ImageCache
 from ple_gateway.images.data_url import BadImageError, decode_data_url
-from ple_gateway.images.pool import ImageWorkers
+from ple_gateway.images.decoder import ImageDecoder
 from ple_gateway.messages import ImagePlace
 from ple_gateway.metrics import Metrics
 from ple_gateway.settings import Settings
@@ -24,12 +24,12 @@ class ImagePipeline:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._workers = ImageWorkers(settings)
+        self._decoder = ImageDecoder(settings)
         self._cache = ImageCache(settings.image_cache_bytes)
 
     async def aclose(self) -> None:
         """End the worker processes."""
-        await self._workers.aclose()
+        await self._decoder.aclose()
 
     async def prepare(self, places: list[ImagePlace]) -> list[int]:
         """Make every image part what the engine takes; returns the length of each URL that is left.
@@ -74,7 +74,7 @@ class ImagePipeline:
         url = self._cache.get(digest)
         self._metrics.images.labels("cached" if url else "decoded").inc()
         if url is None:
-            media_type, picture = await self._workers.normalise(data)
+            media_type, picture = await self._decoder.normalise(data)
             url = await asyncio.to_thread(_encode, media_type, picture)
             self._cache.put(digest, url)
         place.put_url(url)
