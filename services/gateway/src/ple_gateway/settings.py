@@ -56,6 +56,10 @@ class Settings(BaseSettings):
     drain_timeout_s: float = Field(30, ge=0)
 
     max_images: int = Field(4, ge=0)
+    images_kept_of_too_many: int = Field(2, ge=0, description="so that the next ones fit without a change")
+    image_urls: Literal["off", "https"] = "off"
+    image_url_max_bytes: int = Field(10 * MIB, gt=0)
+    image_url_timeout_s: float = Field(5, gt=0)
     max_image_bytes: int = Field(20 * MIB, gt=0)
     max_images_bytes: int = Field(40 * MIB, gt=0)
     image_max_source_px: int = Field(64_000_000, gt=0)
