@@ -27,6 +27,7 @@ from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.openai_responses import ResponsesDialect
 from ple_gateway.preparation import Preparation
+from ple_gateway.schemas import Schemas
 from ple_gateway.settings import Settings
 from ple_gateway.stages import StageClocks
 from ple_gateway.tokenization import Tokenization
@@ -45,7 +46,8 @@ class Gateway:
         self.gate = Gate(settings, self.metrics)
         self.bodies = BodyReader(settings)
         self.images = ImagePipeline(settings, self.metrics)
-        self.preparation = Preparation(settings, self.models, self.images, self.metrics)
+        self.schemas = Schemas(settings)
+        self.preparation = Preparation(settings, self.models, self.images, self.schemas, self.metrics)
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -58,6 +60,7 @@ class Gateway:
             with suppress(asyncio.CancelledError):
                 await probe
             await self.images.aclose()
+            await self.schemas.aclose()
             await self.engine.aclose()
 
     async def drain(self) -> None:

@@ -28,6 +28,7 @@ class Exchange:
     outcome: str = ""  # set by handlers where the status does not tell
     stage: str = "body"
     first_token_s: float | None = None
+    headers: dict[str, str] = field(default_factory=dict)  # beside those of every response
 
     def elapsed_s(self) -> float:
         """Seconds since the request's headers were read."""
@@ -65,6 +66,7 @@ class ExchangeMiddleware:
                 if scope["path"].startswith("/v1/messages"):
                     headers["request-id"] = exchange.request_id  # the name that Anthropic's clients read
                 headers["openai-processing-ms"] = str(round(exchange.elapsed_s() * 1000))
+                headers.update(exchange.headers)
             await send(message)
 
         try:
