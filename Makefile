@@ -32,7 +32,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve test soak check format protos protos-check overrides-doc vllm-diff bench lock clean
+.PHONY: help setup run serve test soak check audit format protos protos-check overrides-doc vllm-diff bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -81,6 +81,22 @@ check: $(READY) ## lint, types, import borders, generated code; never edits
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory protos-check
+
+# Findings fail; a machine that cannot reach the index gets a word and success.
+audit: $(READY) ## look for known vulnerabilities in the locked dependencies
+	@if [ ! -x var/audit-venv/bin/pip-audit ]; then
+	  $(BIN)/python -m venv var/audit-venv
+	  if ! var/audit-venv/bin/python -m pip --disable-pip-version-check install --quiet -r constraints/audit.txt 2> /dev/null; then
+	    echo "make: audit skipped: pip-audit cannot be installed, is there a network?"; rm -rf var/audit-venv; exit 0
+	  fi
+	fi
+	if report=$$(var/audit-venv/bin/pip-audit --no-deps --disable-pip --progress-spinner off --timeout 15 -r constraints/cpu.txt 2> var/audit.log); then
+	  echo "make: audit: no known vulnerabilities"
+	elif [ -n "$$report" ]; then
+	  echo "$$report"; exit 1
+	else
+	  echo "make: audit skipped: $$(tail -n 1 var/audit.log | cut -c 1-200)"
+	fi
 
 format: $(READY) ## what check would complain of and a tool can mend
 	@$(BIN)/ruff check --fix .

@@ -87,9 +87,12 @@ class RunningGateway:
         assert not self._thread.is_alive(), "the gateway does not stop"
 
     def metric(self, name: str, **labels: str) -> float:
-        """A metric's value; of counters, what they counted since `begin_counting`."""
-        return self._samples().get(_sample_key(f"ple_gateway_{name}", labels), 0.0) - self._baseline.get(
-            _sample_key(f"ple_gateway_{name}", labels), 0.0
+        """A metric's value, the sum over labels not named; of counters, since `begin_counting`."""
+        wanted = labels.items()
+        return sum(
+            value - self._baseline.get(key, 0.0)
+            for key, value in self._samples().items()
+            if key[0] == f"ple_gateway_{name}" and wanted <= dict(key[1]).items()
         )
 
     def faults(self) -> dict[Any, float]:
@@ -141,7 +144,7 @@ class RunningGateway:
         return sock
 
     def wait_ready(self) -> None:
-        wait_for(lambda: self.request("GET", "/readyz").status == 200, "the gateway is ready")
+        wait_for(lambda: self.request("GET", "/readyz").json["state"] == "ready", "the gateway is ready")
 
 
 def _sample_key(name: str, labels: dict[str, str]) -> Any:
@@ -177,6 +180,8 @@ def settings_for(engine: FakeEngine, **settings: Any) -> Settings:
         "probe_interval_s": 0.1,
         "drain_timeout_s": 0.2,
         "image_workers": 1,
+        "warm_probe": False,  # it would be a call like others to the engine's scripts
+        "hold_timeout_s": 2,
         "total_timeout_s": 12,  # no test may hang because the engine's script does
     }
     return Settings(**{**defaults, **settings})

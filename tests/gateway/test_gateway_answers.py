@@ -121,7 +121,7 @@ def test_calls_reasoning_and_cut_answers_are_not_empty(gateway, engine):
 
 def test_models_survive_the_engine(start_gateway):
     engine = FakeEngine()
-    gateway = start_gateway(engine=engine)
+    gateway = start_gateway(engine=engine, hold_timeout_s=0)
     gateway.wait_ready()
     listed = gateway.request("GET", "/v1/models").json
     assert listed["data"][0]["max_model_len"] == 32768
@@ -195,7 +195,7 @@ def test_tokenize(gateway, engine):
 
 
 def test_nothing_else_is_served(gateway, engine):
-    for path in ("/", "/docs", "/openapi.json", "/v1/embeddings", "/invocations", "/v1/chat/completions/"):
+    for path in ("/docs", "/openapi.json", "/v1/embeddings", "/invocations", "/v1/chat/completions/"):
         answered = gateway.request("GET", path)
         assert (answered.status, answered.error["type"]) == (404, "invalid_request_error")
     wrong = gateway.request("GET", "/v1/chat/completions")

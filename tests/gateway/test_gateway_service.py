@@ -127,7 +127,12 @@ def process(engine):
             "--engine-url",
             engine.url,
         ],
-        env={**CLEAN, "PLE_GATEWAY_DRAIN_TIMEOUT_S": "1", "PLE_GATEWAY_API_KEYS": "topsecret"},
+        env={
+            **CLEAN,
+            "PLE_GATEWAY_DRAIN_TIMEOUT_S": "1",
+            "PLE_GATEWAY_API_KEYS": "topsecret",
+            "PLE_GATEWAY_WARM_PROBE": "false",  # it would be a call to the engine's script
+        },
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from ple_gateway import __version__
+from ple_gateway.keys import new_key
 from ple_gateway.settings import SettingsError, load_settings
 
 _EXAMPLES = """\
 examples:
   ple-gateway serve
   ple-gateway serve --http-address 127.0.0.1:8000 --engine-url http://127.0.0.1:8100
+  ple-gateway key
   PLE_GATEWAY_API_KEYS_FILE=/run/secrets/api_keys ple-gateway serve --http-address 0.0.0.0:8000
 
 Every setting is also a variable PLE_GATEWAY_<NAME>; flags win.
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: value for name, value in vars(arguments).items() if name != "command" and value is not None
     }
     try:
-        return _serve(overrides)
+        return _show_new_key() if arguments.command == "key" else _serve(overrides)
     except SettingsError as exc:
         print(f"ple-gateway: {exc}", file=sys.stderr)
         return 2
@@ -45,7 +47,14 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--http-address", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:8000)")
     serve.add_argument("--engine-url", metavar="URL", help="the engine (default http://127.0.0.1:8100)")
     serve.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="default info")
+    commands.add_parser("key", help="print a new API key, and the hash of it to keep in api_keys_file")
     return parser
+
+
+def _show_new_key() -> int:
+    key, entry = new_key()
+    print(f"for the client:    {key}\nfor api_keys_file: {entry}")
+    return 0
 
 
 def _serve(overrides: dict[str, str]) -> int:

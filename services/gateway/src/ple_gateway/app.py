@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,9 +15,11 @@ from starlette.responses import Response
 from ple_gateway.anthropic_messages import CountTokensDialect, MessagesDialect
 from ple_gateway.auth import ApiKeyMiddleware
 from ple_gateway.body import BodyReader
+from ple_gateway.cors import CorsMiddleware, PreflightMiddleware
 from ple_gateway.dialect import CompletionDialect, Speak
 from ple_gateway.engine import Engine
 from ple_gateway.errors import GatewayError
+from ple_gateway.estimate import Estimator
 from ple_gateway.exchange import ExchangeMiddleware
 from ple_gateway.gate import Gate
 from ple_gateway.generation import Generation
@@ -27,9 +29,11 @@ from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.openai_responses import ResponsesDialect
 from ple_gateway.preparation import Preparation
+from ple_gateway.recent import Recent
 from ple_gateway.schemas import Schemas
 from ple_gateway.settings import Settings
 from ple_gateway.stages import StageClocks
+from ple_gateway.status import StatusPage
 from ple_gateway.tokenization import Tokenization
 
 
@@ -42,23 +46,30 @@ class Gateway:
         self.clocks = StageClocks(settings.total_timeout_s)
         self.engine = Engine(settings, self.metrics)
         self.models = ModelCatalogue(self.engine)
-        self.health = Health(self.engine, self.metrics, self.models.refresh, settings.probe_interval_s)
         self.gate = Gate(settings, self.metrics)
+        self.health = Health(settings, self.engine, self.models, self.gate, self.metrics)
+        self.recent = Recent()
+        self.status = StatusPage(self.gate, self.health, self.recent)
         self.bodies = BodyReader(settings)
         self.images = ImagePipeline(settings, self.metrics)
         self.schemas = Schemas(settings)
-        self.preparation = Preparation(settings, self.models, self.images, self.schemas, self.metrics)
+        estimator = Estimator(
+            self.engine,
+            lambda: self.gate.capacity,
+            reserved_answer_tokens=settings.reserved_answer_tokens,
+            image_max_px=settings.image_max_px,
+        )
+        self.preparation = Preparation(
+            settings, self.models, self.images, self.schemas, estimator, self.metrics
+        )
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
         """Probe the engine while the application runs; close what was opened when it stops."""
-        probe = asyncio.create_task(self.health.watch())
         try:
-            yield
+            async with self.health.watching():
+                yield
         finally:
-            probe.cancel()
-            with suppress(asyncio.CancelledError):
-                await probe
             await self.images.aclose()
             await self.schemas.aclose()
             await self.engine.aclose()
@@ -86,7 +97,11 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=gateway.running,
         exception_handlers={HTTPException: _routing_error},
         middleware=[
-            Middleware(ExchangeMiddleware, metrics=gateway.metrics, routes=[*endpoints]),
+            Middleware(CorsMiddleware, origins=settings.origins()),
+            Middleware(
+                ExchangeMiddleware, metrics=gateway.metrics, recent=gateway.recent, routes=[*endpoints]
+            ),
+            Middleware(PreflightMiddleware, origins=settings.origins()),
             Middleware(ApiKeyMiddleware, keys=settings.keys(), metrics_need_key=settings.metrics_need_key()),
         ],
     )
@@ -129,6 +144,8 @@ def _endpoints(gateway: Gateway) -> dict[str, tuple[str, Any]]:
         "/readyz": ("GET", gateway.health.readyz),
         "/health": ("GET", gateway.health.readyz),
         "/metrics": ("GET", gateway.show_metrics),
+        "/": ("GET", gateway.status.show_page),
+        "/status.json": ("GET", gateway.status.show_figures),
     }
 
 

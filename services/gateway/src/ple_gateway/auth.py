@@ -1,15 +1,15 @@
 """API keys: who may use the gateway."""
 
-import hashlib
-import hmac
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ple_gateway.errors import GatewayError
+from ple_gateway.exchange import exchange_of
+from ple_gateway.keys import ApiKey, find_key
 
-_OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+_OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/health"})
 
 
 class ApiKeyMiddleware:
@@ -18,31 +18,27 @@ class ApiKeyMiddleware:
     With no keys every request passes: settings allow that on a loopback address only.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], *, metrics_need_key: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], *, metrics_need_key: bool) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
-        self._open_paths = _OPEN_PATHS if metrics_need_key else _OPEN_PATHS | {"/metrics"}
+        self._keys = tuple(keys)
+        self._open_paths = _OPEN_PATHS if metrics_need_key else _OPEN_PATHS | {"/metrics", "/status.json"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or scope["path"] in self._open_paths:
+        if scope["type"] != "http" or not self._keys or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        key = _bearer(headers) or _anthropic_key(scope, headers)
-        if key is None:
+        given = _bearer(headers) or _anthropic_key(scope, headers)
+        if given is None:
             raise _refused("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")
-        if not self._known(key):
+        key = find_key(self._keys, given)
+        if key is None:
             raise _refused("Incorrect API key provided.")
+        exchange = exchange_of(scope)
+        exchange.key = key.name
+        if exchange.lane is None:
+            exchange.lane = key.lane
         await self._app(scope, receive, send)
-
-    def _known(self, key: str) -> bool:
-        # Digests have one length and all are compared, so that timing tells neither length nor position.
-        digest = _digest(key)
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
 
 
 def _bearer(headers: Headers) -> str | None:

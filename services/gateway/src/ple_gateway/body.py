@@ -1,6 +1,7 @@
 """Read a request's body within limits and parse it as one JSON object."""
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope
 from ple_gateway.errors import GatewayError, invalid, overloaded
 from ple_gateway.settings import Settings
 
+_LARGE_BYTES = 256 * 1024  # worth a thread
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -83,7 +85,9 @@ class BodyReader:
         declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared) > self._settings.max_body_bytes:
             self.reserve(held, int(declared))  # raises 413 before a byte is read
-        return parse_object(await self.read(held, receive), self._settings.max_json_depth)
+        body = await self.read(held, receive)
+        held.digest = await _digest(body)
+        return parse_object(body, self._settings.max_json_depth)
 
 
 class HeldBody:
@@ -91,7 +95,14 @@ class HeldBody:
 
     def __init__(self, reader: BodyReader) -> None:
         self.reader = reader
+        self.digest = b""
         self.size_bytes = 0
+
+
+async def _digest(body: bytes) -> bytes:
+    if len(body) < _LARGE_BYTES:
+        return hashlib.sha256(body).digest()
+    return (await asyncio.to_thread(hashlib.sha256, body)).digest()
 
 
 def _check_type(headers: Headers) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ple_gateway.errors import GatewayError, backend_lost
+from ple_gateway.errors import GatewayError, backend_lost, unreachable
 
 _OVERFLOW = re.compile(
     r"maximum (?:context|model|input) length|context length|max_model_len|context window",
@@ -60,6 +60,8 @@ def _refusal(
 def _failure(status: int, message: str, code: str | None, retry: str | None) -> GatewayError:
     if status == 501:
         return GatewayError(400, message, code=code)
+    if status == 503 and code == "not_ready":  # our reference engine while it loads: nothing was accepted
+        return unreachable(message)
     if status == 503:
         return GatewayError(503, message, code="overloaded", retry_after_s=_seconds(retry))
     if status == 504:

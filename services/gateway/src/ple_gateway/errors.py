@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 MAX_RETRY_AFTER_S = 120  # openai-python gives up at once when it is told to wait longer
+RESTART_RETRY_AFTER_S = 30  # an engine that loads takes minutes, the SDKs try three times
 MAX_MESSAGE_CHARS = 4000
 
 _ANTHROPIC_PATH = "/v1/messages"
@@ -90,6 +91,10 @@ class GatewayError(Exception):
         await response(scope, receive, send)
 
 
+class UnreachableError(GatewayError):
+    """The engine took nothing of the request: it may be sent again, to the same engine when it is back."""
+
+
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> GatewayError:
     """Return the 400 for a request that can never work as it is."""
     return GatewayError(400, message, param=param, code=code)
@@ -119,6 +124,18 @@ def backend_lost(message: str) -> GatewayError:
 def overloaded(message: str, *, retry_after_s: float = 5) -> GatewayError:
     """Return the 503 for a full queue."""
     return GatewayError(503, message, code="overloaded", retry_after_s=retry_after_s)
+
+
+def key_busy(message: str, *, retry_after_s: float) -> GatewayError:
+    """Return the 429 for one key that has too many requests."""
+    return GatewayError(429, message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+
+
+def unreachable(message: str) -> UnreachableError:
+    """Return the 503 for an engine that refused the connection, or says that it is still loading."""
+    return UnreachableError(
+        503, message, code="backend_unavailable", retry_after_s=RESTART_RETRY_AFTER_S, may_retry=True
+    )
 
 
 def timed_out(message: str) -> GatewayError:

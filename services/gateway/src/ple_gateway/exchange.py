@@ -12,9 +12,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ple_gateway.errors import GatewayError
 from ple_gateway.metrics import Metrics
+from ple_gateway.recent import Recent
+from ple_gateway.scheduler import Lane
 
 _LOG = logging.getLogger(__name__)
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_QUIET = {"/", "/livez", "/readyz", "/health", "/metrics", "/status.json"}
 _KEY = "ple_gateway.exchange"
 
 
@@ -27,8 +30,11 @@ class Exchange:
     status: int = 0  # 0 until the response has begun
     outcome: str = ""  # set by handlers where the status does not tell
     stage: str = "body"
+    key: str | None = None  # which API key, by a name that tells nothing; None: there are no keys
+    lane: Lane | None = None  # asked for by header, else the key's
     first_token_s: float | None = None
     headers: dict[str, str] = field(default_factory=dict)  # beside those of every response
+    error: str | None = None  # a failure's code
 
     def elapsed_s(self) -> float:
         """Seconds since the request's headers were read."""
@@ -47,8 +53,9 @@ class ExchangeMiddleware:
     Routes outside `routes` share the metric label "other", so that scanners cannot grow it.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, recent: Recent, routes: Collection[str]) -> None:
         self._app = app
+        self._recent = recent
         self._metrics = metrics
         self._routes = frozenset(routes)
 
@@ -56,7 +63,8 @@ class ExchangeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = scope[_KEY] = Exchange(_request_id(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        exchange = scope[_KEY] = Exchange(_request_id(headers), lane=_lane(headers))
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -80,10 +88,11 @@ class ExchangeMiddleware:
         except GatewayError as error:
             if exchange.status:
                 raise
+            exchange.error = error.code or error.type
             await error(scope, receive, send)
         except Exception:
             _LOG.exception("request failed by a fault of the gateway id=%s", exchange.request_id)
-            exchange.outcome = "fault"
+            exchange.outcome, exchange.error = "fault", "internal_error"
             if not exchange.status:
                 fault = GatewayError(500, "The gateway failed to serve this request.", code="internal_error")
                 await fault(scope, receive, send)
@@ -92,8 +101,12 @@ class ExchangeMiddleware:
         route = scope["path"] if scope["path"] in self._routes else "other"
         outcome = exchange.outcome or (f"{exchange.status // 100}xx" if exchange.status else "no_answer")
         self._metrics.requests.labels(route, outcome).inc()
+        if exchange.error and route != "other":
+            self._recent.note_error(route, exchange.status, exchange.error)
+        if exchange.first_token_s is not None:
+            self._recent.note_first_token(exchange.first_token_s)
         headers = Headers(scope=scope)
-        quiet = route in {"/livez", "/readyz", "/health", "/metrics"}
+        quiet = route in _QUIET
         _LOG.log(
             logging.DEBUG if quiet else logging.INFO,
             "request done id=%s method=%s route=%s status=%d outcome=%s ms=%.1f ttft_ms=%s retry=%s "
@@ -113,6 +126,12 @@ class ExchangeMiddleware:
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
     return given if _CLIENT_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+def _lane(headers: Headers) -> Lane | None:
+    # Other values belong to somebody else's header of that name.
+    wanted = headers.get("x-priority", "").strip().lower()
+    return next((lane for lane in Lane if lane.label == wanted), None)
 
 
 def _digits(value: str | None) -> str:

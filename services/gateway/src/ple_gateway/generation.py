@@ -16,6 +16,7 @@ from ple_gateway.body import BodyReader, ClientLeftError
 from ple_gateway.chunks import ChunkRelay
 from ple_gateway.dialect import AnswerEvents, Dialect, Speak
 from ple_gateway.disconnect import until_disconnect
+from ple_gateway.duplicates import Duplicates
 from ple_gateway.engine import Engine
 from ple_gateway.errors import GatewayError, backend_lost
 from ple_gateway.exchange import Exchange, exchange_of
@@ -24,7 +25,7 @@ from ple_gateway.metrics import Metrics
 from ple_gateway.preparation import Job, Preparation
 from ple_gateway.relay import EventStream, serve_events
 from ple_gateway.settings import Settings
-from ple_gateway.stages import StageClock, StageClocks
+from ple_gateway.stages import Prefill, StageClock, StageClocks
 
 _END_TIMEOUT_S = 0.2
 _WORTH_A_RETRY = {"empty_answer", "schema_violation"}
@@ -52,19 +53,28 @@ class Generation:
         self._engine = engine
         self._clocks = clocks
         self._metrics = metrics
+        self._prefills = clocks.prefills
+        self._duplicates = Duplicates()
         self._speak = speak
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = exchange_of(scope)
         try:
-            with self._gate.ticket(), self._bodies.holding() as held:
+            with self._gate.ticket(exchange), self._bodies.holding() as held:
                 request = await self._bodies.read_object(held, scope, receive)
                 exchange.stage = "preparation"
-                work = self._serve(scope, self._speak(scope["path"], request), receive, send, exchange)
+                work = self._once(scope, held.digest, request, receive, send)
                 await until_disconnect(receive, work)
         except ClientLeftError:
             exchange.outcome = "client_left"
             self._metrics.disconnects.labels(exchange.stage).inc()
+
+    async def _once(
+        self, scope: Scope, digest: bytes, request: dict[str, Any], receive: Receive, send: Send
+    ) -> None:
+        async with self._duplicates.serving(scope, digest):
+            dialect = self._speak(scope["path"], request)
+            await self._serve(scope, dialect, receive, send, exchange_of(scope))
 
     async def _serve(
         self, scope: Scope, dialect: Dialect, receive: Receive, send: Send, exchange: Exchange
@@ -84,27 +94,44 @@ class Generation:
             error = await serve_events(stream, self._relay(job, events, stream, exchange))
         if error:
             exchange.outcome = "stream_failed"
+            exchange.error = error.code or error.type
             self._note_rejection(error)
 
     async def _relay(self, job: Job, events: AnswerEvents, stream: EventStream, exchange: Exchange) -> None:
-        exchange.stage = "queue"
-        async with self._clocks.running(exchange) as clock, self._gate.place():
-            clock.enter("headers", self._settings.headers_timeout_s)
-            async with self._engine.stream(job.call, exchange) as raw:
-                await stream.open()
-                clock.enter("first_token", self._settings.first_token_timeout_s + job.prefill_s)
-                chunks = ChunkRelay(
-                    job.expected,
-                    expected_choices=job.choices,
-                    include_usage=job.include_usage,
-                    model=job.model,
-                    note=self._note_repair,
-                )
-                try:
-                    await self._relay_events(raw, chunks, events, stream, clock, exchange)
-                except sse.EventTooLargeError as exc:
-                    raise backend_lost("The engine sent an event that is too large.") from exc
-                await _read_to_end(raw)
+        async with self._clocks.running(exchange) as clock:
+            lost = True
+            while lost:  # found gone before it took anything, the engine is waited for
+                clock.enter("queue", self._settings.total_timeout_s)
+                async with self._gate.place(job.demand, job.lane, exchange, patient=True) as place:
+                    with self._prefills.running(job.prefill_s) as prefill:
+                        await self._relay_answer(job, events, stream, clock, prefill, exchange)
+                lost = place.lost
+
+    async def _relay_answer(
+        self,
+        job: Job,
+        events: AnswerEvents,
+        stream: EventStream,
+        clock: StageClock,
+        prefill: Prefill,
+        exchange: Exchange,
+    ) -> None:
+        clock.enter("headers", self._settings.headers_timeout_s)
+        async with self._engine.stream(job.call, exchange) as raw:
+            await stream.open()
+            clock.enter("first_token", self._settings.first_token_timeout_s + prefill.backlog_s)
+            chunks = ChunkRelay(
+                job.expected,
+                expected_choices=job.choices,
+                include_usage=job.include_usage,
+                model=job.model,
+                note=self._note_repair,
+            )
+            try:
+                await self._relay_events(raw, chunks, events, stream, clock, prefill, exchange)
+            except sse.EventTooLargeError as exc:
+                raise backend_lost("The engine sent an event that is too large.") from exc
+            await _read_to_end(raw)
         self._count_tokens(chunks.usage)
 
     async def _relay_events(
@@ -114,6 +141,7 @@ class Generation:
         events: AnswerEvents,
         stream: EventStream,
         clock: StageClock,
+        prefill: Prefill,
         exchange: Exchange,
     ) -> None:
         last_s = exchange.started_s
@@ -125,8 +153,10 @@ class Generation:
             frames = events.chunk(chunk) if chunk else b""
             if frames:
                 await stream.event(frames)
+            self._gate.events_relayed += 1
             now_s = time.monotonic()
             if exchange.first_token_s is None:
+                prefill.end()
                 exchange.first_token_s = now_s - exchange.started_s
                 self._metrics.first_token.observe(exchange.first_token_s)
             else:
@@ -137,7 +167,10 @@ class Generation:
 
     async def _answer(self, job: Job, exchange: Exchange) -> dict[str, Any]:
         exchange.stage = "queue"
-        async with self._clocks.running(exchange) as clock, self._gate.place():
+        async with (
+            self._clocks.running(exchange) as clock,
+            self._gate.place(job.demand, job.lane, exchange, patient=False),
+        ):
             clock.enter("answer", self._settings.total_timeout_s)
             try:
                 answer = await self._ask(job, exchange)

@@ -1,81 +1,124 @@
-"""Whether the gateway can serve: what the engine says of itself, asked every two seconds."""
+"""Whether the gateway can serve, from the states of the engine and of the table daemon."""
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
 
-import httpx2
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ple_gateway.daemon_watch import DaemonWatch
 from ple_gateway.engine import Engine
+from ple_gateway.engine_watch import EngineState, EngineWatch, keep_looking
+from ple_gateway.errors import RESTART_RETRY_AFTER_S
+from ple_gateway.gate import Gate
 from ple_gateway.metrics import Metrics
+from ple_gateway.models import ModelCatalogue
+from ple_gateway.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-_WAITING_FOR_TABLE = "waiting_for_table"
+_TABLE_RETRY_AFTER_S = 15
+_STALL_RETRY_AFTER_S = 60
 
 
 class Health:
-    """The state that `/readyz` shows: starting, ready, degraded or stopping, with reasons and since when."""
+    """Opens and closes the gate; is the state that `/readyz` shows: starting, ready, degraded or stopping."""
 
     def __init__(
-        self, engine: Engine, metrics: Metrics, on_ready: Callable[[], Any], interval_s: float
+        self, settings: Settings, engine: Engine, models: ModelCatalogue, gate: Gate, metrics: Metrics
     ) -> None:
-        self._engine = engine
+        self._settings = settings
+        self._gate = gate
         self._metrics = metrics
-        self._on_ready = on_ready
-        self._interval_s = interval_s
         self._random = random.Random()  # noqa: S311 jitter is no secret
-        self._serving = False
-        self._dependencies = {"engine": "unknown", "table": "unknown"}
-        self._state = "starting"
-        self._reasons = ["engine: not asked yet"]
-        self._since = _now()
+        self.engine = EngineWatch(settings, engine, models, gate, self._judge)
+        self.daemon = DaemonWatch(settings.daemon_url, self._judge)
+        gate.on_unreachable = self.engine.note_unreachable
+        self._table_lost_s: float | None = None
+        self.state = "starting"
+        self.reasons = ["engine: not asked yet"]
+        self.since = _now()
 
-    async def watch(self) -> None:
-        """Probe the engine until cancelled; a failed probe is a state, never an end."""
-        while True:
-            up, reasons = await self._probe()
-            if up and not self._serving:
-                await self._on_ready()
-            self._note(up, reasons)
-            await asyncio.sleep(self._interval_s * self._random.uniform(0.8, 1.2))
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Look at both, each at its own pace, within the block."""
+        looks = [
+            asyncio.create_task(keep_looking(self.engine.look, lambda: self.engine.woken(self._pause_s()))),
+            asyncio.create_task(keep_looking(self.daemon.look, lambda: asyncio.sleep(self._pause_s()))),
+        ]
+        try:
+            yield
+        finally:
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
+            await self.daemon.aclose()
+
+    def _pause_s(self) -> float:
+        return self._settings.probe_interval_s * self._random.uniform(0.8, 1.2)
 
     def stop(self) -> None:
         """Report `stopping` from now on."""
         self._change("stopping", ["shutting down"])
 
-    async def _probe(self) -> tuple[bool, list[str]]:
-        try:
-            health = await self._engine.get("/health")
-            ready = await self._engine.get("/readyz")
-        except httpx2.TransportError as exc:
-            return False, [f"cannot be reached ({type(exc).__name__})"]
-        reasons = _reasons(ready)
-        if health.status_code != 200:
-            return False, reasons or [f"/health answers {health.status_code}"]
-        return True, reasons
+    @property
+    def table(self) -> str:
+        """The daemon's state: its own word where it is asked, else what the engine reports of it."""
+        if self.engine.waiting_for_table:
+            return "down"
+        if self.daemon.is_asked:
+            return self.daemon.state
+        return "ready" if self.engine.state.serves else "unknown"
 
-    def _note(self, up: bool, reasons: list[str]) -> None:
-        self._serving = up
-        self._metrics.engine_up.set(up)
-        self._dependencies["engine"] = "ready" if up else "down"
-        waiting = any(_WAITING_FOR_TABLE in reason for reason in reasons)
-        self._dependencies["table"] = "down" if waiting else "ready" if up else "unknown"
-        state = ("degraded" if reasons else "ready") if up else "starting"
-        self._change(state, [f"engine: {reason}" for reason in reasons])
+    @property
+    def serving(self) -> bool:
+        """Whether requests are served: also while the daemon restarts, for as long as they are held."""
+        lost_s = 0.0 if self._table_lost_s is None else time.monotonic() - self._table_lost_s
+        return self.engine.state.serves and (not lost_s or lost_s < self._settings.hold_timeout_s)
+
+    def _judge(self) -> None:
+        """Take in what was seen: the gate, the metrics, the state."""
+        if self.table != "down":
+            self._table_lost_s = None
+        elif self._table_lost_s is None:
+            self._table_lost_s = time.monotonic()
+        self._move_gate()
+        self._metrics.engine_up.set(self.engine.state.serves)
+        for state in EngineState:
+            self._metrics.engine_state.labels(state.value).set(state is self.engine.state)
+        reasons = [f"engine: {reason}" for reason in self.engine.reasons]
+        reasons += [f"table: {reason}" for reason in self.daemon.reasons]
+        self._change(("degraded" if reasons else "ready") if self.serving else "starting", reasons)
+
+    def _move_gate(self) -> None:
+        state = self.engine.state
+        if state.serves and self.table != "down":
+            self._gate.open()
+        elif state is EngineState.STALLED:
+            self._gate.close("The engine makes no progress.", _STALL_RETRY_AFTER_S, hold=False)
+        elif state.serves:
+            self._gate.close("The table daemon is away; it may be restarting.", _TABLE_RETRY_AFTER_S)
+        elif state not in {EngineState.UNKNOWN, EngineState.WARMING}:  # these pass in a moment
+            self._gate.close(f"The engine is {state.value}; it may be restarting.", RESTART_RETRY_AFTER_S)
 
     def _change(self, state: str, reasons: list[str]) -> None:
-        if self._state == "stopping" or (self._state, self._reasons) == (state, reasons):
+        if self.state == "stopping" or (self.state, self.reasons) == (state, reasons):
             return
-        if self._state != state:
-            self._since = _now()
-        self._state, self._reasons = state, reasons
-        _LOG.info("health changed state=%s reasons=%s", state, "; ".join(reasons) or "-")
+        if self.state != state:
+            self.since = _now()
+        self.state, self.reasons = state, reasons
+        _LOG.info(
+            "health changed state=%s engine=%s table=%s reasons=%s",
+            state,
+            self.engine.state.value,
+            self.table,
+            "; ".join(reasons) or "-",
+        )
 
     async def livez(self, _request: Request) -> Response:
         """GET /livez: answering at all is what it says."""
@@ -83,26 +126,16 @@ class Health:
 
     async def readyz(self, _request: Request) -> Response:
         """GET /readyz and /health: 200 while requests can be served."""
-        return self._answer(200 if self._serving and self._state != "stopping" else 503)
+        return self._answer(200 if self.serving and self.state != "stopping" else 503)
 
     def _answer(self, status: int) -> Response:
         content = {
-            "state": self._state,
-            "reasons": self._reasons,
-            "since": self._since,
-            "dependencies": self._dependencies,
+            "state": self.state,
+            "reasons": self.reasons,
+            "since": self.since,
+            "dependencies": {"engine": self.engine.state.value, "table": self.table},
         }
         return Response(msgspec.json.encode(content), status, media_type="application/json")
-
-
-def _reasons(ready: httpx2.Response) -> list[str]:
-    """Read the reasons our inference gives in its `/readyz`; other engines have none."""
-    try:
-        body = msgspec.json.decode(ready.content)
-    except msgspec.DecodeError:
-        return []
-    reasons = body.get("reasons") if isinstance(body, dict) else None
-    return [str(reason)[:200] for reason in reasons[:10]] if isinstance(reasons, list) else []
 
 
 def _now() -> str:

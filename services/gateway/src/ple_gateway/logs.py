@@ -16,6 +16,6 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Each would write a line per request: httpx2 with the URL, uvicorn beside our own access line.
-    for name in ("httpx2", "httpcore2", "uvicorn.error", "uvicorn.access", "asyncio"):
+    # Each would write a line per request, beside our own access line.
+    for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)

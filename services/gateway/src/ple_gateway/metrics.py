@@ -14,8 +14,10 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.requests = self._counter("requests", "Finished requests.", "route", "outcome")
         self.in_flight = self._gauge("requests_in_flight", "Requests that the engine may be working on.")
-        self.queued = self._gauge("requests_queued", "Requests that wait for a place.")
-        self.queue_wait = self._histogram("queue_wait_seconds", "Time spent waiting for a place.")
+        self.queued = self._gauge("requests_queued", "Requests that wait for a place.", "lane")
+        self.queue_wait = self._histogram("queue_wait_seconds", "Time spent waiting for a place.", "lane")
+        self.reserved_blocks = self._gauge("reserved_blocks", "K/V blocks set aside for running requests.")
+        self.budget_blocks = self._gauge("budget_blocks", "K/V blocks that may be set aside; 0: not known.")
         self.rejections = self._counter("rejections", "Requests refused before the engine.", "reason")
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From acceptance to the first data."
@@ -28,7 +30,9 @@ class Metrics:
         )
         self.tokens = self._counter("tokens", "Tokens by the engine's own count.", "kind")
         self.engine_up = self._gauge("engine_up", "Whether the engine's health answers 200.")
+        self.engine_state = self._gauge("engine_state", "1 for the state that the engine is in.", "state")
         self.engine_errors = self._counter("engine_errors", "Requests that the engine failed.", "stage")
+        self.upstream_lost = self._counter("upstream_lost", "Accepted requests whose engine went away.")
         self.disconnects = self._counter("client_disconnects", "Clients that left early.", "stage")
         self.comments = self._counter("keepalive_comments", "Comment lines sent to waiting clients.")
         self.image_seconds = self._histogram("image_seconds", "Preparing one picture, queue included.")
@@ -41,8 +45,8 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"ple_gateway_{name}", text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"ple_gateway_{name}", text, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"ple_gateway_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"ple_gateway_{name}", text, registry=self.registry, buckets=_SECONDS)
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"ple_gateway_{name}", text, labels, registry=self.registry, buckets=_SECONDS)

@@ -3,13 +3,13 @@
 import time
 from typing import Any
 
-import httpx2
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ple_gateway.engine import Engine
 from ple_gateway.errors import backend_unavailable, invalid, model_not_found
+from ple_gateway.upstream import UpstreamError
 
 _FRESH_S = 10.0
 
@@ -25,13 +25,18 @@ class ModelCatalogue:
     async def refresh(self) -> None:
         """Fetch the list; on any failure the old one stays."""
         try:
-            response = await self._engine.get("/v1/models")
-            listing = response.json() if response.status_code == 200 else None
-        except (httpx2.TransportError, ValueError):
+            reply = await self._engine.get("/v1/models")
+            listing = msgspec.json.decode(reply.body) if reply.status == 200 else None
+        except (UpstreamError, msgspec.DecodeError):
             return
         if isinstance(listing, dict) and isinstance(listing.get("data"), list) and listing["data"]:
             self._listing = listing
             self._fetched_s = time.monotonic()
+
+    @property
+    def default(self) -> str | None:
+        """The model of requests that name none; None while the engine has not told its models."""
+        return self._listing["data"][0].get("id") if self._listing else None
 
     async def listing(self) -> dict[str, Any]:
         """Return the list; raises 503 when the engine has never been seen."""

@@ -6,21 +6,22 @@ from typing import Any
 
 import msgspec
 
+from ple_gateway.capacity import Demand
 from ple_gateway.choice import Expected
 from ple_gateway.engine import EngineCall
 from ple_gateway.errors import GatewayError, invalid
+from ple_gateway.estimate import Estimator, guess_lane
 from ple_gateway.images.pipeline import ImagePipeline
 from ple_gateway.messages import Conversation, Origin
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.parameters import check_parameters
+from ple_gateway.scheduler import Lane
 from ple_gateway.schemas import AnswerSchema, Schemas
 from ple_gateway.settings import Settings
 
 # The slowest prefill to be expected, cold and without prefetch, is 270 tokens a second.
 _PREFILL_TOKENS_PER_S = 200
-_BYTES_PER_TOKEN = 3.2  # code; prose has more
-_PX_PER_TOKEN = 1024
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Job:
     expected: Expected
     model: str | None  # as the client named it
     prefill_s: float  # an upper estimate
+    demand: Demand
+    lane: Lane
 
 
 class Preparation:
@@ -45,12 +48,14 @@ class Preparation:
         models: ModelCatalogue,
         images: ImagePipeline,
         schemas: Schemas,
+        estimator: Estimator,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._models = models
         self._images = images
         self._schemas = schemas
+        self._estimator = estimator
         self._metrics = metrics
 
     async def prepare(
@@ -72,11 +77,12 @@ class Preparation:
             # Always asked for, for the metrics; the relay drops it when the client did not ask.
             request["stream_options"] = {**options, "include_usage": True}
         body = msgspec.json.encode(request)
+        demand = await self._demand(path, request, len(body) - sum(images), len(images))
         return Job(
             call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
             include_usage=bool(options.get("include_usage")),
-            choices=request.get("n", 1) * _count_prompts(request.get("prompt")),
+            choices=_sequences(request),
             expected=Expected(
                 schema=schema,
                 may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
@@ -84,8 +90,15 @@ class Preparation:
                 repair_markup=self._settings.tool_markup == "repair",
             ),
             model=request.get("model"),
-            prefill_s=self._prefill_s(len(body) - sum(images), len(images)),
+            prefill_s=demand.prompt_tokens / _PREFILL_TOKENS_PER_S,
+            demand=demand,
+            lane=guess_lane(request),
         )
+
+    async def _demand(self, path: str, request: dict[str, Any], text_bytes: int, images: int) -> Demand:
+        if path == "/tokenize":  # nothing is generated
+            return Demand(self._estimator.prompt_tokens(text_bytes, images), 0)
+        return await self._estimator.demand(request, text_bytes, images, _sequences(request))
 
     def _clamp_tokens(self, request: dict[str, Any]) -> None:
         """Agents ask for more tokens than the window has; some engines refuse that."""
@@ -93,10 +106,6 @@ class Preparation:
         for name in ("max_tokens", "max_completion_tokens"):
             if window and request.get(name, 0) > window:
                 request[name] = window
-
-    def _prefill_s(self, text_bytes: int, images: int) -> float:
-        tokens = text_bytes / _BYTES_PER_TOKEN + images * self._settings.image_max_px / _PX_PER_TOKEN
-        return tokens / _PREFILL_TOKENS_PER_S
 
     async def _schema(self, request: dict[str, Any]) -> AnswerSchema | None:
         try:
@@ -126,8 +135,8 @@ def _callable_tools(request: dict[str, Any]) -> dict[str, Any]:
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
-def _count_prompts(prompt: Any) -> int:
-    """Count the prompts of a text completion: a list of token ids is one prompt."""
-    if isinstance(prompt, list) and not isinstance(prompt[0], int):
-        return len(prompt)
-    return 1
+def _sequences(request: dict[str, Any]) -> int:
+    """Count the sequences the engine will run: prompts of a text completion (token ids are one) times `n`."""
+    prompt = request.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    return int(request.get("n", 1)) * prompts

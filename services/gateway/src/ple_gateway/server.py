@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ple_gateway.app import Gateway, create_app
+from ple_gateway.connection import connection_class
 from ple_gateway.settings import Settings, split_address
 
 _LOG = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             app,
+            http=connection_class(settings.head_timeout_s, settings.max_connections),
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,

@@ -10,11 +10,15 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ple_gateway.keys import ApiKey, parse_keys
+
 PREFIX = "PLE_GATEWAY_"
 MIB = 2**20
 
 # Names that Docker links and Kubernetes put into every container; none of our settings is named so.
 _INJECTED = re.compile(r"_PORT$|_PORT_|_SERVICE_")
+
+_ORIGIN = re.compile(r"https?://[a-zA-Z0-9.:\[\]-]+")
 
 
 class SettingsError(Exception):
@@ -28,9 +32,11 @@ class Settings(BaseSettings):
 
     http_address: str = "127.0.0.1:8000"
     engine_url: str = "http://127.0.0.1:8100"
+    daemon_url: str | None = None
     engine_api_key: SecretStr | None = None
     api_keys: SecretStr | None = None
     api_keys_file: Path | None = None
+    cors_origins: str = ""
     metrics_key: Literal["auto", "always", "never"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -38,21 +44,31 @@ class Settings(BaseSettings):
     max_bodies_bytes: int = Field(512 * MIB, gt=0)
     max_json_depth: int = Field(256, gt=0)
     max_in_flight: int = Field(128, gt=0)
-    max_queued: int = Field(128, ge=0)
+    max_queued: int = Field(32, ge=0)
+    max_in_flight_per_key: int = Field(4, gt=0)
+    max_queued_per_key: int = Field(16, ge=0)
+    lane_ageing_s: float = Field(60, gt=0)
+    reserved_answer_tokens: int = Field(16_384, gt=0)
     max_answer_bytes: int = Field(64 * MIB, gt=0)
     max_event_bytes: int = Field(64 * MIB, gt=0)
     max_choices: int = Field(128, gt=0)
 
+    head_timeout_s: float = Field(10, gt=0)
+    max_connections: int = Field(1024, gt=0)
     body_read_timeout_s: float = Field(30, gt=0)
     queue_timeout_s: float = Field(600, gt=0)
+    hold_timeout_s: float = Field(120, ge=0, description="0 holds nothing")
     connect_timeout_s: float = Field(3, gt=0)
     headers_timeout_s: float = Field(60, gt=0)
-    first_token_timeout_s: float = Field(600, gt=0)
+    first_token_timeout_s: float = Field(60, gt=0)
     between_tokens_timeout_s: float = Field(120, gt=0)
     total_timeout_s: float = Field(3600, gt=0)
     commit_delay_s: float = Field(0.8, gt=0)
     keepalive_interval_s: float = Field(5, ge=0, description="0 sends no comments")
     probe_interval_s: float = Field(2, gt=0)
+    warm_probe: bool = True
+    warm_probe_timeout_s: float = Field(60, gt=0)
+    stall_timeout_s: float = Field(90, gt=0)
     drain_timeout_s: float = Field(30, ge=0)
 
     max_images: int = Field(4, ge=0)
@@ -90,9 +106,11 @@ class Settings(BaseSettings):
         split_address(value)
         return value
 
-    @field_validator("engine_url")
+    @field_validator("engine_url", "daemon_url")
     @classmethod
-    def _http_url(cls, value: str) -> str:
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         parts = urlsplit(value)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{value!r} is no http(s) URL such as http://127.0.0.1:8100")
@@ -100,6 +118,14 @@ class Settings(BaseSettings):
             raise ValueError("put no credentials into the URL, which is logged; use engine_api_key")
         _ = parts.port  # urlsplit checks the port's range only when it is asked for
         return value.rstrip("/")
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: str) -> str:
+        for origin in filter(None, (part.strip() for part in value.split(","))):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin such as https://chat.example.org (or *)")
+        return value
 
     @model_validator(mode="after")
     def _keys_where_strangers_can_reach(self) -> "Settings":
@@ -121,18 +147,22 @@ class Settings(BaseSettings):
         except ValueError:
             return False
 
-    def keys(self) -> tuple[str, ...]:
-        """API keys that clients may use: the list's and the file's, one a line or comma separated."""
+    def keys(self) -> tuple[ApiKey, ...]:
+        """API keys that clients may use: the list's and the file's."""
         text = self.api_keys.get_secret_value() if self.api_keys else ""
         if self.api_keys_file:
             try:
                 text += "\n" + self.api_keys_file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as exc:
                 raise ValueError(f"api_keys_file {self.api_keys_file} cannot be read: {exc}") from exc
-        keys = tuple(key.strip() for key in re.split(r"[,\n]", text) if key.strip())
+        keys = parse_keys(text)
         if not keys and (self.api_keys or self.api_keys_file):
             raise ValueError("API keys are set but hold no key; give at least one or unset them")
         return keys
+
+    def origins(self) -> tuple[str, ...]:
+        """Origins whose pages may use the API from a browser."""
+        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
 
     def metrics_need_key(self) -> bool:
         """Whether `/metrics` asks for an API key."""

@@ -1,8 +1,8 @@
 """Time limits of a request's stages, of the whole, and of the gateway's shutdown."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from ple_gateway.errors import GatewayError, timed_out
 from ple_gateway.exchange import Exchange
@@ -45,6 +45,7 @@ class StageClocks:
     def __init__(self, total_timeout_s: float) -> None:
         self._total_timeout_s = total_timeout_s
         self._running: set[StageClock] = set()
+        self.prefills = Prefills()
 
     @asynccontextmanager
     async def running(self, exchange: Exchange) -> AsyncIterator[StageClock]:
@@ -69,3 +70,36 @@ class StageClocks:
         """End every running request."""
         for clock in list(self._running):
             clock.expire()
+
+
+class Prefill:
+    """A prompt that the engine is reading."""
+
+    def __init__(self, all_s: dict["Prefill", float], own_s: float) -> None:
+        self._all_s = all_s
+        all_s[self] = own_s
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds until the engine has read all prompts that it is reading now."""
+        return sum(self._all_s.values())
+
+    def end(self) -> None:
+        """The first token is there; a second call does nothing."""
+        self._all_s.pop(self, None)
+
+
+class Prefills:
+    """All prompts that the engine is reading: several long ones take turns, and each takes as long as all."""
+
+    def __init__(self) -> None:
+        self._all_s: dict[Prefill, float] = {}
+
+    @contextmanager
+    def running(self, estimate_s: float) -> Iterator[Prefill]:
+        """Count a prompt until its first token or the end of the block."""
+        prefill = Prefill(self._all_s, estimate_s)
+        try:
+            yield prefill
+        finally:
+            prefill.end()

@@ -41,7 +41,7 @@ class Tokenization:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = exchange_of(scope)
         try:
-            with self._gate.ticket(), self._bodies.holding() as held:
+            with self._gate.ticket(exchange), self._bodies.holding() as held:
                 request = await self._bodies.read_object(held, scope, receive)
                 dialect = self._speak(scope["path"], request)
                 job = await self._preparation.prepare(dialect.path, dialect.request, dialect.origins)

@@ -1,0 +1,93 @@
+"""One client's connection: uvicorn's, with a limit on the time and bytes that a request's head may take."""
+
+import asyncio
+from typing import Any, ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_MAX_HEAD_BYTES: Final = 64 * 1024
+_LATE: Final = (408, b"Request Timeout", b'{"error":{"message":"The request head did not arrive in time.",')
+_LONG: Final = (
+    431,
+    b"Request Header Fields Too Large",
+    b'{"error":{"message":"The request head is too large.",',
+)
+_HEAD: Final = (
+    b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+)
+_REST: Final = b'"type":"invalid_request_error","param":null,"code":null}}'
+
+
+class Connection(HttpToolsProtocol):
+    """A head that trickles in, or never ends, must not hold a connection; uvicorn has no limit of its own."""
+
+    head_timeout_s: ClassVar[float] = 10.0
+    max_connections: ClassVar[int] = 1024
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._in_head = True
+        self._seen_request = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the time from here: a connection that sends nothing is closed too."""
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+            return
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, and count what belongs to a head."""
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > _MAX_HEAD_BYTES:
+            self._refuse(_LONG)
+
+    def on_message_begin(self) -> None:
+        """The first byte of the next request on this connection."""
+        super().on_message_begin()
+        if not self._in_head:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._in_head = False
+        self._seen_request = True
+        self._forget_timer()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave no timer behind."""
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        self._forget_timer()
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._refuse, _LATE)
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, refusal: tuple[int, bytes, bytes]) -> None:
+        """Answer and close; without a word in the middle of another answer, whose client pipelines."""
+        self._forget_timer()
+        if self.transport.is_closing():
+            return
+        if not self._seen_request or self.cycle.response_complete:
+            status, phrase, begin = refusal
+            body = begin + _REST
+            self.transport.write(_HEAD % (status, phrase, len(body)) + body)
+        self.transport.close()
+
+
+def connection_class(head_timeout_s: float, max_connections: int) -> type[Connection]:
+    """Return the protocol for uvicorn, with its limits."""
+    limits = {"head_timeout_s": head_timeout_s, "max_connections": max_connections}
+    return type("LimitedConnection", (Connection,), limits)
