@@ -169,7 +169,8 @@ def test_top_p_of_zero_is_the_likeliest_token(gateway, engine):
 
 def test_unknown_fields_are_logged_by_name_only(caplog):
     with caplog.at_level("DEBUG", logger="ple_gateway.parameters"):
-        check_parameters({"messages": [USER], "vendor_option": "PRIVATE", "temperature": 1}, 8)
+        fields = {"messages": [USER], "vendor_option": "PRIVATE", "Dear model": 1, "temperature": 1}
+        check_parameters(fields, 8)
     assert caplog.messages == ["fields that the gateway does not know: vendor_option"]
 
 
@@ -185,7 +186,7 @@ def test_retries_can_be_seen_in_the_log(gateway, caplog):
     with caplog.at_level("INFO", logger="ple_gateway.exchange"):
         gateway.request("GET", "/v1/models", headers=headers)
         gateway.request("GET", "/v1/models", headers={"idempotency-key": "a b\tc"})
-    done = [line for line in caplog.messages if line.startswith("request done")]
+    done = [line for line in caplog.messages if "route=/v1/models" in line]
     assert done[0].endswith("retry=2 idempotency_key=key-1")
     assert done[1].endswith("retry=- idempotency_key=-")
 

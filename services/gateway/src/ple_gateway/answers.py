@@ -25,6 +25,7 @@ async def checked_answer(body: bytes, expected: Expected, model: str | None, not
         if isinstance(message, dict):
             await _check_message(choice, message, relay)
         elif isinstance(choice.get("text"), str):
+            choice.pop("message", None)
             await relay.take(choice)
         else:
             raise backend_lost("The engine's answer has no message.")

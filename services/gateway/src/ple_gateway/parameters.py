@@ -25,6 +25,7 @@ _REFUSED = {
 }
 _MAX_STOPS = 4
 _LEAST_TOP_P = 1e-6  # OpenAI takes 0 for "the likeliest token"; engines want more than 0
+_PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")  # others may be anything, and are not logged
 _NUMERIC_KEY = re.compile(r"[0-9]{1,10}")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _INT64 = 2**63
@@ -50,7 +51,7 @@ def check_parameters(request: dict[str, Any], max_choices: int) -> None:
     _check_combinations(request)
     if request.get("top_p") == 0:
         request["top_p"] = _LEAST_TOP_P
-    unknown = sorted(request.keys() - _known())
+    unknown = sorted(name for name in request.keys() - _known() if _PLAIN_NAME.fullmatch(name))
     if unknown:
         _LOG.debug("fields that the gateway does not know: %s", ", ".join(unknown)[:500])
 
