@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,19 +124,19 @@ def node_clients() -> Path:
 
 
 @pytest.fixture(scope="session")
-def node_openai(node_clients: Path) -> Callable[..., dict[str, Any]]:
+def node_openai(node_clients: Path) -> Iterator[Callable[..., dict[str, Any]]]:
     """Lets the official Node SDK talk to a gateway; returns what it got."""
-    shutil.copy(HERE / "gateway" / "node" / "openai_client.mjs", node_clients)
+    # Node finds packages beside the program. Each process has a copy of its own: they come and go.
+    program = node_clients / f"openai_client_{os.getpid()}.mjs"
+    shutil.copy(HERE / "gateway" / "node" / "openai_client.mjs", program)
 
     def talk(url: str, key: str = "unused", max_tokens: int = 8) -> dict[str, Any]:
-        ran = run_node(
-            ["node", str(node_clients / "openai_client.mjs"), f"{url}/v1", key, str(max_tokens)],
-            cwd=node_clients,
-        )
+        ran = run_node(["node", str(program), f"{url}/v1", key, str(max_tokens)], cwd=node_clients)
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)
 
-    return talk
+    yield talk
+    program.unlink()
 
 
 @pytest.fixture
