@@ -371,7 +371,9 @@ def test_g05_cmyk_and_ycck_with_and_without_adobe_marker():
     # Stored without chroma: marked as YCCK it is grey, where as CMYK it would be blue.
     ycck = bytearray(saved(solid("CMYK", (200, 127, 127, 0)), "JPEG", quality=100))
     ycck[adobe_marker(bytes(ycck))[1] - 1] = 2
-    assert reopened(normalise(bytes(ycck), LIMITS)[1]).getpixel((9, 9)) == pytest.approx((200, 200, 200), abs=3)
+    assert reopened(normalise(bytes(ycck), LIMITS)[1]).getpixel((9, 9)) == pytest.approx(
+        (200, 200, 200), abs=3
+    )
 
 
 def test_g05_an_embedded_profile_is_used():

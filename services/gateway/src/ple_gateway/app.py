@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -23,6 +24,7 @@ from ple_gateway.health import Health
 from ple_gateway.images.pipeline import ImagePipeline
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
+from ple_gateway.openapi import openapi_document
 from ple_gateway.preparation import Preparation
 from ple_gateway.schemas import Schemas
 from ple_gateway.settings import Settings
@@ -69,6 +71,11 @@ class Gateway:
     async def show_metrics(self, _request: Request) -> Response:
         """GET /metrics."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def show_openapi(self, _request: Request) -> Response:
+        """GET /openapi.json."""
+        document = openapi_document(self.settings.max_choices)
+        return Response(msgspec.json.encode(document), media_type="application/json")
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -117,6 +124,7 @@ def _endpoints(gateway: Gateway) -> dict[str, tuple[str, Any]]:
         "/readyz": ("GET", gateway.health.readyz),
         "/health": ("GET", gateway.health.readyz),
         "/metrics": ("GET", gateway.show_metrics),
+        "/openapi.json": ("GET", gateway.show_openapi),
     }
 
 

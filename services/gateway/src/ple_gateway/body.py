@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 from ple_gateway.errors import GatewayError, invalid, overloaded
 from ple_gateway.settings import Settings
 
+_LARGE_BYTES = 2**20  # past this, repairing may take longer than other requests should wait
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -83,7 +84,12 @@ class BodyReader:
         declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared) > self._settings.max_body_bytes:
             self.reserve(held, int(declared))  # raises 413 before a byte is read
-        return parse_object(await self.read(held, receive), self._settings.max_json_depth)
+        body = await self.read(held, receive)
+        _check_values(body, self._settings.max_json_values)
+        depth = self._settings.max_json_depth
+        if len(body) < _LARGE_BYTES:
+            return parse_object(body, depth)
+        return await asyncio.to_thread(parse_object, body, depth)
 
 
 class HeldBody:
@@ -102,6 +108,15 @@ def _check_type(headers: Headers) -> None:
         )
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise GatewayError(415, "Compressed requests are not accepted.", code="unsupported_media_type")
+
+
+def _check_values(body: bytes, max_values: int) -> None:
+    """Bound what parsing allocates: two bytes of JSON can become an object of 64 bytes.
+
+    Counts commas and brackets, also those inside strings, which is quick.
+    """
+    if len(body) > max_values and sum(body.count(mark) for mark in (b",", b"[", b"{")) > max_values:
+        raise invalid(f"The JSON may hold more than {max_values} values: it has more commas and brackets.")
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Preparation:
             call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
             include_usage=bool(options.get("include_usage")),
-            choices=request.get("n", 1) * _count_prompts(request.get("prompt")),
+            choices=request.get("n", 1) * (1 if conversation else _count_prompts(request["prompt"])),
             schema=schema,
             may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
             prefill_s=self._prefill_s(len(body) - sum(images), len(images)),
