@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -28,6 +29,7 @@ from ple_gateway.images.pipeline import ImagePipeline
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.openai_responses import ResponsesDialect
+from ple_gateway.openapi import openapi_document
 from ple_gateway.preparation import Preparation
 from ple_gateway.recent import Recent
 from ple_gateway.schemas import Schemas
@@ -83,6 +85,11 @@ class Gateway:
     async def show_metrics(self, _request: Request) -> Response:
         """GET /metrics."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def show_openapi(self, _request: Request) -> Response:
+        """GET /openapi.json."""
+        document = openapi_document(self.settings.max_choices)
+        return Response(msgspec.json.encode(document), media_type="application/json")
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -146,6 +153,7 @@ def _endpoints(gateway: Gateway) -> dict[str, tuple[str, Any]]:
         "/metrics": ("GET", gateway.show_metrics),
         "/": ("GET", gateway.status.show_page),
         "/status.json": ("GET", gateway.status.show_figures),
+        "/openapi.json": ("GET", gateway.show_openapi),
     }
 
 

@@ -14,6 +14,8 @@ _LOG = logging.getLogger(__name__)
 Part = dict[str, Any]
 Message = dict[str, Any]
 
+MAX_MESSAGES = 10_000
+_MAX_PARTS = 20_000
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
@@ -71,6 +73,7 @@ class Conversation:
         """Raises GatewayError 400 naming the message and part."""
         if not isinstance(messages, list) or not messages:
             raise invalid("`messages` must be a list with at least one message.", param="messages")
+        _check_counts(messages)
         self.messages: list[Message] = []
         self.images: list[ImagePlace] = []
         self._from_tools: list[tuple[Part, str]] = []  # images that wait for a user turn
@@ -152,6 +155,14 @@ class Conversation:
         """Images of tool results that no user message follows get one of their own."""
         if self._from_tools:
             self._add_user({"role": "user"}, [])
+
+
+def _check_counts(messages: list[Any]) -> None:
+    if len(messages) > MAX_MESSAGES:
+        raise invalid(f"More than {MAX_MESSAGES} messages are not accepted.", param="messages")
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    if sum(len(content) for content in contents if isinstance(content, list)) > _MAX_PARTS:
+        raise invalid(f"More than {_MAX_PARTS} content parts are not accepted.", param="messages")
 
 
 def _first_unanswered(messages: list[Any]) -> int:

@@ -77,12 +77,13 @@ class Preparation:
             # Always asked for, for the metrics; the relay drops it when the client did not ask.
             request["stream_options"] = {**options, "include_usage": True}
         body = msgspec.json.encode(request)
-        demand = await self._demand(path, request, len(body) - sum(images), len(images))
+        sequences = request.get("n", 1) * (1 if conversation else _count_prompts(request["prompt"]))
+        demand = await self._demand(path, request, len(body) - sum(images), len(images), sequences)
         return Job(
             call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
             include_usage=bool(options.get("include_usage")),
-            choices=_sequences(request),
+            choices=sequences,
             expected=Expected(
                 schema=schema,
                 may_be_empty=bool(request.get("stop") or request.get("stop_token_ids")),
@@ -95,10 +96,12 @@ class Preparation:
             lane=guess_lane(request),
         )
 
-    async def _demand(self, path: str, request: dict[str, Any], text_bytes: int, images: int) -> Demand:
+    async def _demand(
+        self, path: str, request: dict[str, Any], text_bytes: int, images: int, sequences: int
+    ) -> Demand:
         if path == "/tokenize":  # nothing is generated
             return Demand(self._estimator.prompt_tokens(text_bytes, images), 0)
-        return await self._estimator.demand(request, text_bytes, images, _sequences(request))
+        return await self._estimator.demand(request, text_bytes, images, sequences)
 
     def _clamp_tokens(self, request: dict[str, Any]) -> None:
         """Agents ask for more tokens than the window has; some engines refuse that."""
@@ -135,8 +138,6 @@ def _callable_tools(request: dict[str, Any]) -> dict[str, Any]:
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
-def _sequences(request: dict[str, Any]) -> int:
-    """Count the sequences the engine will run: prompts of a text completion (token ids are one) times `n`."""
-    prompt = request.get("prompt")
-    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
-    return int(request.get("n", 1)) * prompts
+def _count_prompts(prompt: Any) -> int:
+    """Count the prompts of a text completion: a list of token ids is one prompt."""
+    return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1

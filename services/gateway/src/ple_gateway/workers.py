@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import sys
@@ -9,6 +10,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ple_gateway.frames import HEADER_BYTES, pack_frame, read_frame, unpack_header, write_frame
 
@@ -158,6 +160,9 @@ def serve_jobs(work: Callable[[str, bytes], tuple[str, bytes]], timeout_s: int) 
     """Answer on stdout what comes on stdin, until that ends."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     write_frame(answers, "ready", b"")
+    # What libraries have to say of a client's file is no line of the gateway's log.
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())
     while (frame := read_frame(requests)) is not None:
         # The default action ends the process even inside a library that never returns: nobody else may be
         # left to do it.
