@@ -4,7 +4,7 @@ import json
 import socket
 
 import pytest
-from fake_engine import complete
+from fake_engine import complete, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -186,7 +186,10 @@ def test_retries_can_be_seen_in_the_log(gateway, caplog):
     with caplog.at_level("INFO", logger="ple_gateway.exchange"):
         gateway.request("GET", "/v1/models", headers=headers)
         gateway.request("GET", "/v1/models", headers={"idempotency-key": "a b\tc"})
-    done = [line for line in caplog.messages if "route=/v1/models" in line]
+        done = wait_for(  # a line is written after the answer was sent
+            lambda: len(lines := [m for m in caplog.messages if "route=/v1/models" in m]) == 2 and lines,
+            "both are logged",
+        )
     assert done[0].endswith("retry=2 idempotency_key=key-1")
     assert done[1].endswith("retry=- idempotency_key=-")
 
