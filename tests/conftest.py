@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 GROUPS = {
     "e2e/test_clients.py": "stack",
     "e2e/test_openai_client.py": "stack",
+    "e2e/test_gateway_stack.py": "stack",
     "e2e/test_restart.py": "stack",
     "inference/test_api.py": "inference server",
     "inference/test_structured_output.py": "inference server",

@@ -115,6 +115,7 @@ def supervise(arguments: argparse.Namespace, run_dir: Path, console: Console) ->
         "PLE_INFERENCE_HTTP_ADDRESS": arguments.inference_address,
         "PLE_GATEWAY_HTTP_ADDRESS": arguments.gateway_address,
         "PLE_GATEWAY_ENGINE_URL": f"http://{arguments.inference_address}",
+        "PLE_GATEWAY_DAEMON_URL": f"http://{arguments.daemon_address}",
     }
     config = Path(__file__).with_name("supervisord.conf")
     with Supervisor(config, run_dir, arguments.log_dir, environment) as supervisor:

@@ -1,5 +1,7 @@
 """Who may go to the engine and who waits: over real sockets, with an engine that tells its pool."""
 
+import base64
+import io
 import json
 import threading
 import time
@@ -7,6 +9,11 @@ from contextlib import ExitStack
 
 import pytest
 from fake_engine import CAPACITY, DONE, Call, chunk, complete, play, wait_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from ple_gateway.images.size import picture_px
 
 # Two requests of 250k tokens fill it, as in the release build with a draft model.
 POOL = {**CAPACITY, "num_blocks": 170, "max_model_len": 262_144, "max_num_seqs": 4}
@@ -282,6 +289,34 @@ def test_g53_a_retry_waits_for_the_end_of_the_attempt_that_its_client_gave_up(ga
         first.close()
         held.go_on.set()
     assert [answer.status for _, answer in answers] == [200]
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+@given(width_px=st.integers(1, 600), height_px=st.integers(1, 600))
+@settings(max_examples=15)
+def test_pictures_are_measured_without_decoding(form, width_px, height_px):
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x010E] = "x" * 3000  # metadata before the size
+    Image.new("RGB", (width_px, height_px)).save(file, form, exif=exif, progressive=True)
+    encoded = base64.b64encode(file.getvalue()).decode()
+    assert picture_px(f"data:image/x;base64,{encoded}") == width_px * height_px
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0"]))
+def test_what_is_no_picture_has_no_size(tail, head):
+    px = picture_px("data:image/png;base64," + base64.b64encode(head + tail).decode())
+    assert px is None or px >= 0
+    assert picture_px("data:image/png;base64,%%%") is None
+
+
+def test_role_before_the_prompt_is_read_is_no_token(start_gateway, engine):
+    gateway = start_gateway(between_tokens_timeout_s=0.1)
+    gateway.wait_ready()
+    role = chunk({"role": "assistant", "content": ""})
+    engine.script = play(role, lambda _: time.sleep(0.4), chunk({"content": "x"}), chunk({}, "stop"), DONE)
+    assert gateway.chat(stream=True).text == "x"
+    assert gateway.metric("time_to_first_token_seconds_sum") > 0.3
 
 
 def test_first_tokens_have_time_for_all_prompts_that_are_being_read(start_gateway, engine):

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import socket
+import threading
 import time
 from contextlib import ExitStack, suppress
 
@@ -204,6 +205,40 @@ def test_g58_none_of_it_reaches_the_engine(gateway, engine):
     assert "chat_template" not in engine.calls[-1].body.decode()
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [[{"role": "user", "content": "x"}] * 100_000, [{"role": "user", "content": ["x"] * 100_000}]],
+    ids=["messages", "parts"],
+)
+def test_100k_messages_or_parts_are_refused_and_stall_nobody(gateway, engine, messages):
+    delays_s = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            began_s = time.monotonic()
+            gateway.request("GET", "/livez")
+            delays_s.append(time.monotonic() - began_s)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        refused = gateway.request("POST", "/v1/chat/completions", {"messages": messages})
+    finally:
+        done.set()
+        watcher.join(10)
+    assert (refused.status, refused.error["param"]) == (400, "messages")
+    assert "more than 10000" in refused.error["message"]
+    assert max(delays_s) < 1
+    assert not engine.calls
+
+
+def test_long_history_of_an_agent_is_served(gateway, engine):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert gateway.chat(messages=turns * 1000).status == 200
+    assert len(engine.calls[-1].request["messages"]) == 2000
+
+
 def test_no_prompt_text_is_logged(start_gateway, engine, caplog):
     caplog.set_level(logging.DEBUG)
     gateway = start_gateway(first_token_timeout_s=0.2, commit_delay_s=0.1, api_keys=f"sk-{MARKER}")
@@ -214,7 +249,7 @@ def test_no_prompt_text_is_logged(start_gateway, engine, caplog):
     bodies = [
         {**said, "temperature": MARKER},
         {**said, "stream": True},
-        {**said, MARKER: MARKER},
+        {**said, "unknown_field": MARKER},
         {"messages": [{"role": MARKER, "content": MARKER}]},
         {
             "messages": [

@@ -86,12 +86,16 @@ class BodyReader:
         if declared.isascii() and declared.isdigit() and int(declared) > self._settings.max_body_bytes:
             self.reserve(held, int(declared))  # raises 413 before a byte is read
         body = await self.read(held, receive)
-        held.digest = await _digest(body)
-        _check_values(body, self._settings.max_json_values)
-        depth = self._settings.max_json_depth
         if len(body) < _LARGE_BYTES:
-            return parse_object(body, depth)
-        return await asyncio.to_thread(parse_object, body, depth)
+            return self._take_in(held, body)
+        return await asyncio.to_thread(self._take_in, held, body)
+
+    def _take_in(self, held: "HeldBody", body: bytes) -> dict[str, Any]:
+        held.digest = hashlib.sha256(body).digest()
+        _check_values(body, self._settings.max_json_values)
+        parsed = parse_object(body, self._settings.max_json_depth)
+        _check_items(parsed, self._settings.max_items)
+        return parsed
 
 
 class HeldBody:
@@ -101,12 +105,6 @@ class HeldBody:
         self.reader = reader
         self.digest = b""
         self.size_bytes = 0
-
-
-async def _digest(body: bytes) -> bytes:
-    if len(body) < _LARGE_BYTES:
-        return hashlib.sha256(body).digest()
-    return (await asyncio.to_thread(hashlib.sha256, body)).digest()
 
 
 def _check_type(headers: Headers) -> None:
@@ -143,6 +141,16 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
         raise invalid("The request's body must be a JSON object.")
     _check_depth(parsed, max_depth)
     return parsed
+
+
+def _check_items(parsed: dict[str, Any], max_items: int) -> None:
+    """Refuse more messages, parts, tools or prompts than any real conversation has: each costs time."""
+    for name, value in parsed.items():
+        if not isinstance(value, list) or not value or isinstance(value[0], int):  # token ids
+            continue
+        parts = (item.get("content") for item in value if isinstance(item, dict))
+        if len(value) + sum(len(part) for part in parts if isinstance(part, list)) > max_items:
+            raise invalid(f"`{name}` has more than {max_items} items and parts.", param=name)
 
 
 def _repaired(body: bytes, complaint: str, max_depth: int) -> Any:

@@ -24,6 +24,18 @@ class Chunk:
     fields: dict[str, Any]
     data: bytes
 
+    @property
+    def has_token(self) -> bool:
+        """Whether there is more to it than a role."""
+        for choice in self.fields["choices"]:
+            delta = choice.get("delta")
+            said = delta if isinstance(delta, dict) else {}
+            if choice.get("finish_reason") or choice.get("text"):
+                return True
+            if any(value for name, value in said.items() if name != "role"):
+                return True
+        return not self.fields["choices"]
+
     def encoded(self) -> bytes:
         """Return the chunk as JSON on one line."""
         # Several data lines may make up one event; a relayed event has one.

@@ -1,6 +1,6 @@
 """How many tokens a request will occupy, before the engine is asked for anything that costs it a prefill."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -8,6 +8,7 @@ import msgspec
 from ple_gateway.capacity import Capacity, Demand
 from ple_gateway.engine import Engine, EngineCall
 from ple_gateway.errors import GatewayError, invalid
+from ple_gateway.images.size import picture_px
 from ple_gateway.scheduler import Lane
 
 _BYTES_PER_TOKEN = 3.2  # code; prose has more
@@ -32,20 +33,17 @@ class Estimator:
         self._engine = engine
         self._capacity = capacity
         self._reserved_answer_tokens = reserved_answer_tokens
-        self._image_tokens = -(-image_max_px // _PX_PER_TOKEN)
+        self._image_max_px = image_max_px
 
-    def prompt_tokens(self, text_bytes: int, images: int) -> int:
-        """Guess a prompt's tokens: `text_bytes` of JSON, and pictures of the largest size that is sent on."""
-        return round(text_bytes / _BYTES_PER_TOKEN) + images * self._image_tokens
+    def guess(self, request: dict[str, Any], text_bytes: int) -> int:
+        """Guess a prompt's tokens: those of `text_bytes` of JSON, and those of its pictures."""
+        return _text_tokens(text_bytes) + self._picture_tokens(request)
 
-    async def demand(self, request: dict[str, Any], text_bytes: int, images: int, sequences: int) -> Demand:
+    async def demand(self, request: dict[str, Any], text_bytes: int, sequences: int) -> Demand:
         """Return what the request needs. Raises 400 `context_length_exceeded` for one that can never fit."""
-        picture_tokens = self.prompt_tokens(0, images)
+        picture_tokens = self._picture_tokens(request)
         prompts = _text_prompts(request)
-        if prompts:
-            text_tokens = max(len(p) if isinstance(p, list) else self._guess(p) for p in prompts)
-        else:
-            text_tokens = self.prompt_tokens(text_bytes, 0)
+        text_tokens = max(map(_prompt_tokens, prompts)) if prompts else _text_tokens(text_bytes)
         capacity = self._capacity()
         if capacity and text_tokens + picture_tokens >= _NEAR * _nearest_boundary(capacity):
             counted = await self._count(request, prompts)
@@ -58,14 +56,15 @@ class Estimator:
         answer_tokens = min(allowed, self._reserved_answer_tokens)
         return Demand(text_tokens + picture_tokens, answer_tokens, sequences)
 
-    def _guess(self, prompt: str) -> int:
-        return self.prompt_tokens(len(prompt.encode("utf-8", "replace")), 0)
+    def _picture_tokens(self, request: dict[str, Any]) -> int:
+        pixels = (picture_px(url) or self._image_max_px for url in _picture_urls(request))
+        return sum(-(-px // _PX_PER_TOKEN) for px in pixels)
 
     async def _count(self, request: dict[str, Any], prompts: list[Any]) -> int | None:
         """Count the text's tokens by the engine; None when it does not tell."""
         if not prompts:
             return await self._ask(_without_pictures(request))
-        longest = max(prompts, key=lambda p: len(p) if isinstance(p, list) else self._guess(p))
+        longest = max(prompts, key=_prompt_tokens)
         if isinstance(longest, list):
             return len(longest)
         return await self._ask({"model": request.get("model"), "prompt": longest})
@@ -87,6 +86,23 @@ def guess_lane(request: dict[str, Any]) -> Lane:
     small = allowed is not None and allowed <= _SMALL_ANSWER_TOKENS
     shaped = request.get("response_format", {}).get("type", "text") != "text"
     return Lane.BACKGROUND if small or shaped else Lane.INTERACTIVE
+
+
+def _text_tokens(text_bytes: int) -> int:
+    return round(text_bytes / _BYTES_PER_TOKEN)
+
+
+def _prompt_tokens(prompt: str | list[Any]) -> int:
+    if isinstance(prompt, list):
+        return len(prompt)
+    return _text_tokens(len(prompt.encode("utf-8", "replace")))
+
+
+def _picture_urls(request: dict[str, Any]) -> Iterator[str]:
+    for message in request.get("messages", ()):
+        content = message.get("content")
+        if isinstance(content, list):
+            yield from (part["image_url"]["url"] for part in content if part.get("type") == "image_url")
 
 
 def _text_prompts(request: dict[str, Any]) -> list[str | list[Any]]:

@@ -154,6 +154,8 @@ class Generation:
             if frames:
                 await stream.event(frames)
             self._gate.events_relayed += 1
+            if exchange.first_token_s is None and chunk and not chunk.has_token:
+                continue  # some engines tell the role before they read the prompt
             now_s = time.monotonic()
             if exchange.first_token_s is None:
                 prefill.end()

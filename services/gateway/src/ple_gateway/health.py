@@ -102,7 +102,8 @@ class Health:
         elif state is EngineState.STALLED:
             self._gate.close("The engine makes no progress.", _STALL_RETRY_AFTER_S, hold=False)
         elif state.serves:
-            self._gate.close("The table daemon is away; it may be restarting.", _TABLE_RETRY_AFTER_S)
+            text = "The table daemon is away; it may be restarting."
+            self._gate.close(text, _TABLE_RETRY_AFTER_S, hold=self.serving)
         elif state not in {EngineState.UNKNOWN, EngineState.WARMING}:  # these pass in a moment
             self._gate.close(f"The engine is {state.value}; it may be restarting.", RESTART_RETRY_AFTER_S)
 

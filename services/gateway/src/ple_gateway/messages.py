@@ -118,7 +118,8 @@ class Conversation:
         called: set[Any] = set()
         strays = 0
         for message in self.messages:
-            called |= {call.get("id") for call in message.get("tool_calls", [])}
+            if message["role"] == "assistant":  # checked; elsewhere the field may be anything
+                called |= {call.get("id") for call in message.get("tool_calls", [])}
             strays += message["role"] == "tool" and message.get("tool_call_id") not in called
         if strays:
             _LOG.debug("tool results without their call: %d", strays)

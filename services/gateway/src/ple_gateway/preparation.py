@@ -1,5 +1,6 @@
 """From what a client sent to what the engine gets."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from ple_gateway.settings import Settings
 
 # The slowest prefill to be expected, cold and without prefetch, is 270 tokens a second.
 _PREFILL_TOKENS_PER_S = 200
+_MANY_MESSAGES = 500  # worth a thread
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,11 @@ class Preparation:
         client calls its messages, where the request was made from another form.
         """
         check_parameters(request, self._settings.max_choices)
-        conversation = _conversation(path, request, origins)
+        messages = request.get("messages")
+        if isinstance(messages, list) and len(messages) > _MANY_MESSAGES:
+            conversation = await asyncio.to_thread(_conversation, path, request, origins)
+        else:
+            conversation = _conversation(path, request, origins)
         await self._models.choose(request)
         self._clamp_tokens(request)
         schema = await self._schema(request)
@@ -78,7 +84,7 @@ class Preparation:
             request["stream_options"] = {**options, "include_usage": True}
         body = msgspec.json.encode(request)
         sequences = request.get("n", 1) * (1 if conversation else _count_prompts(request["prompt"]))
-        demand = await self._demand(path, request, len(body) - sum(images), len(images), sequences)
+        demand = await self._demand(path, request, len(body) - sum(images), sequences)
         return Job(
             call=EngineCall(path, body),
             streamed=bool(request.get("stream")),
@@ -96,12 +102,10 @@ class Preparation:
             lane=guess_lane(request),
         )
 
-    async def _demand(
-        self, path: str, request: dict[str, Any], text_bytes: int, images: int, sequences: int
-    ) -> Demand:
+    async def _demand(self, path: str, request: dict[str, Any], text_bytes: int, sequences: int) -> Demand:
         if path == "/tokenize":  # nothing is generated
-            return Demand(self._estimator.prompt_tokens(text_bytes, images), 0)
-        return await self._estimator.demand(request, text_bytes, images, sequences)
+            return Demand(self._estimator.guess(request, text_bytes), 0)
+        return await self._estimator.demand(request, text_bytes, sequences)
 
     def _clamp_tokens(self, request: dict[str, Any]) -> None:
         """Agents ask for more tokens than the window has; some engines refuse that."""

@@ -44,6 +44,7 @@ class Settings(BaseSettings):
     max_bodies_bytes: int = Field(512 * MIB, gt=0)
     max_json_depth: int = Field(256, gt=0)
     max_json_values: int = Field(1_000_000, gt=0, description="commas and brackets of a body")
+    max_items: int = Field(10_000, gt=0)
     max_in_flight: int = Field(128, gt=0)
     max_queued: int = Field(32, ge=0)
     max_in_flight_per_key: int = Field(4, gt=0)
