@@ -3,12 +3,11 @@
 import base64
 import io
 import json
-import threading
 from contextlib import contextmanager
 
 import anthropic
 import pytest
-from fake_engine import DONE, USAGE, USAGE_CHUNK, after, answer, chunk, complete, message, play
+from fake_engine import DONE, USAGE, USAGE_CHUNK, answer, chunk, complete, message, play, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -347,13 +346,15 @@ def test_keys_and_errors_before_any_route(start_gateway):
 
 def test_waiting_clients_get_pings(start_gateway, engine):
     gateway = start_gateway(commit_delay_s=0.05, keepalive_interval_s=0.05)
-    go_on = threading.Event()
-    engine.script = after(go_on, complete("x"))
+
+    def script(call):
+        wait_for(lambda: gateway.metric("keepalive_comments_total") >= 2, "two were sent")
+        complete("x")(call)
+
+    engine.script = script
     with anthropic.Anthropic(base_url=gateway.url, api_key="unused", max_retries=0, timeout=10) as client:
-        threading.Timer(0.3, go_on.set).start()
         with client.messages.stream(**ASK) as stream:
             assert "".join(stream.text_stream) == "x"
-    assert gateway.metric("keepalive_comments_total") >= 2
 
 
 def test_structured_output(client, gateway, engine):
