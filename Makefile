@@ -11,7 +11,7 @@ MAKEFLAGS += --no-builtin-rules
 # MODEL=DIR TABLE=FILE         what `make run` serves instead of the tiny model
 # ADDRESS=127.0.0.1:8000       where the gateway listens; also INFERENCE_ADDRESS and DAEMON_ADDRESS
 # JOBS=2                       how many processes test at once
-# SOAK='--seed 7'              options of `make soak`: this seed repeats the choices of an earlier run
+# SOAK='--seed 7'              options of `make soak` and `make soak-gateway`: this seed repeats the choices of an earlier run
 # OLD=0.33.0 NEW=VERSION       the releases of vLLM, or wheels, that `make vllm-diff` compares
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(3.11 <= float("%d.%d" % sys.version_info[:2]) <= 3.13)' 2>/dev/null | grep True),$(p))))
 TORCH_INDEX ?=
@@ -32,7 +32,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve test soak check audit format protos protos-check overrides-doc vllm-diff bench lock clean
+.PHONY: help setup run serve test soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -68,12 +68,15 @@ run: $(READY) $(if $(filter var/models/triplex-tiny,$(MODEL)),var/models/triplex
 
 serve: run ## the same as run
 
-test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready ## all that CI tests without root: checks, then tests
+test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready var/schemathesis-venv/ready ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
 
 soak: $(READY) ## kill the daemon and its clients 50 times each; some five minutes
 	@$(BIN)/python tests/ple_daemon/soak.py $(SOAK)
+
+soak-gateway: $(READY) var/schemathesis-venv/ready ## send the gateway what nobody should, for five minutes
+	@$(BIN)/python tests/gateway/soak.py $(SOAK)
 
 check: $(READY) ## lint, types, import borders, generated code; never edits
 	@$(BIN)/ruff check .
@@ -138,6 +141,12 @@ var/vllm-planner/ready: constraints/vllm-planner.txt constraints/vllm.txt $(VLLM
 	  --target $(@D) -r $<
 	$(BIN)/python -c "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
 	  wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if n.endswith('.py') or '.dist-info/' in n])" $(VLLM_WHEEL) $(@D)
+	touch $@
+
+# Kept apart from the environment: it wants an older jsonschema-rs than the gateway's.
+var/schemathesis-venv/ready: constraints/schemathesis.txt | $(READY)
+	@$(BIN)/python -m venv var/schemathesis-venv
+	var/schemathesis-venv/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off -r $<
 	touch $@
 
 # Clients on Node that tests let talk to the gateway. A machine without Node skips those tests. Not `npm ci`: it

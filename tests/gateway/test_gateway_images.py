@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pillow_heif
 import psutil
@@ -99,7 +100,7 @@ RED = (255, 0, 0)
         (saved(solid("RGB", RED), "GIF", save_all=True, append_images=[solid("RGB", (0, 0, 255))]), RED),
     ],
 )
-def test_colours(data, expected):
+def test_g04_g06_g07_g08_g11_colours(data, expected):
     media_type, made = normalise(data, LIMITS)
     image = reopened(made)
     assert image.mode == "RGB"
@@ -109,7 +110,7 @@ def test_colours(data, expected):
 
 @pytest.mark.parametrize("orientation", [1, 2, 3, 4, 5, 6, 7, 8, 99])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_orientation(orientation, kind):
+def test_g01_g02_g03_orientation(orientation, kind):
     """A red corner ends where EXIF says; `steps` undo what a camera did."""
     image = solid("RGB", (255, 255, 255), (128, 64))
     image.paste(RED, (0, 0, 32, 32))
@@ -194,7 +195,7 @@ def test_damaged_files_are_pictures_or_bad_images(kind, data):
         "data:image/png;base64,\n {} \r\n",
     ],
 )
-def test_data_urls_as_clients_write_them(written):
+def test_g13_data_urls_as_clients_write_them(written):
     data = bytes(range(256)) + b"x"
     plain = base64.b64encode(data).decode()
     for text in (
@@ -224,7 +225,7 @@ def test_data_urls_as_clients_write_them(written):
         ("data:," + "A" * 2000, "larger"),
     ],
 )
-def test_bad_data_urls_say_why(written, reason):
+def test_g13_bad_data_urls_say_why(written, reason):
     with pytest.raises(BadImageError, match=reason):
         decode_data_url(written, 1000)
 
@@ -272,7 +273,7 @@ def test_image_chat_with_every_spelling(gateway, engine):
 BAD = part("data:image/png;base64,AAAA")
 
 
-def test_bad_image_in_the_newest_turn_names_its_part(gateway, engine):
+def test_g09_bad_image_in_the_newest_turn_names_its_part(gateway, engine):
     history = [user({"type": "text", "text": "x"}), {"role": "assistant", "content": "y"}]
     answered = gateway.chat(messages=[*history, user({"type": "text", "text": "z"}, BAD)])
     assert (answered.status, answered.error["code"]) == (400, "invalid_image")
@@ -284,22 +285,192 @@ def test_bad_image_in_the_newest_turn_names_its_part(gateway, engine):
     assert not engine.calls
 
 
-def test_bad_image_in_history_becomes_a_note(gateway, start_gateway, engine):
+def test_g09_bad_image_in_history_becomes_a_note(gateway, start_gateway, engine):
     messages = [user(BAD), {"role": "assistant", "content": "y"}, {"role": "user", "content": "z"}]
     assert gateway.chat(messages=messages).status == 200
     assert "left out" in engine.calls[-1].request["messages"][0]["content"][0]["text"]
     assert start_gateway(image_errors="strict").chat(messages=messages).status == 400
 
 
-def test_the_newest_four_images_are_kept(gateway, engine):
+def answered_turns(count):
+    """A conversation of `count` pictures, each answered but the last."""
+    turns = [user(part(saved(solid("RGB", (index, 0, 0)), "PNG"))) for index in range(count)]
+    return [message for turn in turns for message in (turn, {"role": "assistant", "content": "ok"})][:-1]
+
+
+def test_g15_too_many_images_drop_to_two_and_grow_again(gateway, engine):
+    kept = []
+    for count in range(1, 12):
+        assert gateway.chat(messages=answered_turns(count)).status == 200
+        kept.append(len(sent_images(engine.calls[-1])))
+        newest = [saved(solid("RGB", (index, 0, 0)), "PNG") for index in range(count)]
+        assert sent_images(engine.calls[-1]) == newest[-kept[-1] :]
+    assert kept == [1, 2, 3, 4, 2, 3, 4, 2, 3, 4, 2]
+    # While the number grows, what was sent before stays as it was: the engine's cache holds.
+    told = [call.request["messages"] for call in engine.calls[4:7]]
+    assert told[1][: len(told[0])] == told[0]
+    assert told[2][: len(told[1])] == told[1]
+    assert "left out" in told[0][0]["content"][0]["text"]
+
+
+def test_g15_new_images_are_kept_while_they_fit(gateway, engine):
     pictures = [saved(solid("RGB", (index, 0, 0)), "PNG") for index in range(6)]
-    assert gateway.chat(messages=[user(part(data)) for data in pictures]).status == 200
+    assert gateway.chat(messages=[user(*map(part, pictures))]).status == 200
     assert sent_images(engine.calls[-1]) == pictures[2:]
-    notes = [message["content"][0]["text"] for message in engine.calls[-1].request["messages"][:2]]
-    assert all("left out" in note for note in notes)
+    assert gateway.chat(messages=[*answered_turns(4), user(*map(part, pictures[:3]))]).status == 200
+    assert len(sent_images(engine.calls[-1])) == 4
 
 
-def test_bombs_and_big_files_are_refused(start_gateway):
+def tool_turn(content):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    return [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": content},
+    ]
+
+
+SVG = url(b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "image/svg+xml")
+
+
+def test_g09_svg_is_a_400_from_the_user_and_a_note_from_a_tool(gateway, engine):
+    answered = gateway.chat(messages=[user(part(SVG))])
+    assert (answered.status, answered.error["code"]) == (400, "invalid_image")
+    assert "SVG" in answered.error["message"]
+    assert not engine.calls
+    # Nobody can mend what a tool returned: a 400 would come back at every step of the loop.
+    assert gateway.chat(messages=tool_turn([part(SVG)])).status == 200
+    assert "left out" in engine.calls[-1].request["messages"][-1]["content"][0]["text"]
+    # A picture that an answer was given to is history, also within one user turn.
+    steps = [user(part(SVG)), *tool_turn("done")[1:]]
+    assert gateway.chat(messages=steps).status == 200
+    # An answer at the very end is being written: the picture before it is new.
+    assert gateway.chat(messages=[user(part(SVG)), {"role": "assistant", "content": "I"}]).status == 400
+
+
+def test_g07_heic_under_any_name(gateway, engine):
+    heic = saved(photo((96, 64)), "HEIF")
+    for kind in ("image/png", "", "application/octet-stream", "image/heic"):
+        assert gateway.chat(messages=[user(part(url(heic, kind)))]).status == 200
+        (sent,) = sent_images(engine.calls[-1])
+        assert reopened(sent).format == "JPEG"
+        assert reopened(sent).size == (96, 64)
+    assert len({call.body for call in engine.calls}) == 1
+
+
+def adobe_marker(jpeg):
+    begin = jpeg.index(b"\xff\xee")
+    return begin, begin + 2 + int.from_bytes(jpeg[begin + 2 : begin + 4], "big")
+
+
+def test_g05_cmyk_and_ycck_with_and_without_adobe_marker():
+    jpeg = saved(solid("CMYK", (0, 200, 200, 0)), "JPEG", quality=100)
+    begin, end = adobe_marker(jpeg)
+    for data in (jpeg, jpeg[:begin] + jpeg[end:]):
+        assert reopened(normalise(data, LIMITS)[1]).getpixel((9, 9)) == pytest.approx((255, 55, 55), abs=3)
+    # Stored without chroma: marked as YCCK it is grey, where as CMYK it would be blue.
+    ycck = bytearray(saved(solid("CMYK", (200, 127, 127, 0)), "JPEG", quality=100))
+    ycck[adobe_marker(bytes(ycck))[1] - 1] = 2
+    assert reopened(normalise(bytes(ycck), LIMITS)[1]).getpixel((9, 9)) == pytest.approx(
+        (200, 200, 200), abs=3
+    )
+
+
+def test_g05_an_embedded_profile_is_used():
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    swapped = srgb.replace(b"rXYZ", b"tmp!").replace(b"bXYZ", b"rXYZ").replace(b"tmp!", b"bXYZ")
+    for kind, options in (
+        ("PNG", {}),
+        ("JPEG", {"quality": 100, "subsampling": 0}),
+        ("WEBP", {"lossless": True}),
+    ):
+        made = normalise(saved(solid("RGB", RED), kind, icc_profile=swapped, **options), LIMITS)[1]
+        assert reopened(made).getpixel((5, 5)) == pytest.approx((0, 0, 255), abs=4)
+
+
+@pytest.mark.parametrize("value", [0, 1000, 32768, 65535])
+def test_g11_sixteen_bits_in_every_byte_order(value):
+    expected = (round(value / 257),) * 3
+    for mode, kind in (("I;16", "PNG"), ("I;16", "TIFF"), ("I;16B", "TIFF"), ("I", "TIFF")):
+        made = reopened(normalise(saved(solid(mode, value), kind), LIMITS)[1])
+        assert made.getpixel((5, 5)) == pytest.approx(expected, abs=1)
+
+
+def peak_bytes(pid):
+    """The most memory that a process has held; pages that others share count too."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_g12_25_megapixels_in_bounded_time_and_memory(start_gateway, engine, kind):
+    gateway = start_gateway()
+    before = set(worker_pids())
+    options = {"PNG": {"compress_level": 1}, "WEBP": {"method": 0}}.get(kind, {})
+    image = photo((5000, 5000)) if kind == "JPEG" else Image.new("RGB", (5000, 5000), (200, 100, 50))
+    began_s = time.monotonic()
+    assert gateway.chat(messages=[user(part(saved(image, kind, **options)))]).status == 200
+    assert time.monotonic() - began_s < 10
+    (sent,) = sent_images(engine.calls[-1])
+    assert reopened(sent).size == (1440, 1440)
+    (pid,) = set(worker_pids()) - before
+    assert peak_bytes(pid) < 512 * 2**20  # a plain copy of the picture takes 75 MB
+
+
+SMALL = saved(solid("RGB", RED), "PNG")
+BASE64 = base64.b64encode(SMALL).decode()
+SPELLINGS = [
+    {"type": "image_url", "image_url": {"url": url(SMALL), "detail": "high"}},
+    {"type": "image_url", "image_url": url(SMALL)},
+    {"type": "image_url", "url": url(SMALL)},
+    {"type": "input_image", "image_url": url(SMALL), "detail": "auto"},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
+    {"type": "image", "source": {"type": "url", "url": url(SMALL)}},
+    {"type": "image", "data": BASE64, "mimeType": "image/png"},
+    {"type": "image", "image": BASE64, "mediaType": "image/png"},
+    {"type": "image", "image": url(SMALL)},
+    {"type": "image", "base64": BASE64, "mime_type": "image/png"},
+    {"type": "image", "source_type": "base64", "mime_type": "image/png", "data": BASE64},
+    {"type": "file", "mediaType": "image/png", "data": BASE64},
+    {"type": "file", "mediaType": "image/png", "url": url(SMALL)},
+    {"type": "file", "file": {"filename": "a.png", "file_data": url(SMALL)}},
+    {"type": "media", "mime_type": "image/png", "data": BASE64},
+    {"inline_data": {"mime_type": "image/png", "data": BASE64}},
+    {"inlineData": {"mimeType": "image/png", "data": BASE64}},
+    {"image": {"format": "png", "source": {"bytes": BASE64}}},
+    {"image_url": {"url": url(SMALL)}},
+    {"image": url(SMALL)},
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings_of_picture_parts(gateway, engine, spelling):
+    assert gateway.chat(messages=[user(spelling)]).status == 200
+    assert sent_images(engine.calls[-1]) == [SMALL]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"type": "input_image", "file_id": "file-1"},
+        {"type": "image"},
+        {"type": "image_url", "image_url": {}},
+        {"type": "image_url", "image_url": {"url": 7}},
+        {"type": "image", "source": {"source": {"source": {"source": {"source": url(SMALL)}}}}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+        {"type": "image_url", "image_url": "C:\\a.png"},
+    ],
+)
+def test_other_parts_are_named_in_a_400(gateway, engine, bad):
+    answered = gateway.chat(messages=[user({"type": "text", "text": "x"}, bad)])
+    assert answered.status == 400
+    assert answered.error["param"].startswith("messages[0].content[1]")
+    assert not engine.calls
+
+
+def test_g10_bombs_and_big_files_are_refused(start_gateway):
     gateway = start_gateway(max_image_bytes=100_000, max_images_bytes=150_000)
     bomb = saved(Image.new("1", (13_000, 13_000)), "PNG")
     assert len(bomb) < 30_000

@@ -352,9 +352,11 @@ def test_waiting_clients_get_pings(start_gateway, engine):
         complete("x")(call)
 
     engine.script = script
-    with anthropic.Anthropic(base_url=gateway.url, api_key="unused", max_retries=0, timeout=10) as client:
-        with client.messages.stream(**ASK) as stream:
-            assert "".join(stream.text_stream) == "x"
+    with (
+        anthropic.Anthropic(base_url=gateway.url, api_key="unused", max_retries=0, timeout=10) as client,
+        client.messages.stream(**ASK) as stream,
+    ):
+        assert "".join(stream.text_stream) == "x"
 
 
 def test_structured_output(client, gateway, engine):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -28,8 +29,10 @@ from ple_gateway.images.pipeline import ImagePipeline
 from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.openai_responses import ResponsesDialect
+from ple_gateway.openapi import openapi_document
 from ple_gateway.preparation import Preparation
 from ple_gateway.recent import Recent
+from ple_gateway.schemas import Schemas
 from ple_gateway.settings import Settings
 from ple_gateway.stages import StageClocks
 from ple_gateway.status import StatusPage
@@ -51,13 +54,16 @@ class Gateway:
         self.status = StatusPage(self.gate, self.health, self.recent)
         self.bodies = BodyReader(settings)
         self.images = ImagePipeline(settings, self.metrics)
+        self.schemas = Schemas(settings)
         estimator = Estimator(
             self.engine,
             lambda: self.gate.capacity,
             reserved_answer_tokens=settings.reserved_answer_tokens,
             image_max_px=settings.image_max_px,
         )
-        self.preparation = Preparation(settings, self.models, self.images, estimator, self.metrics)
+        self.preparation = Preparation(
+            settings, self.models, self.images, self.schemas, estimator, self.metrics
+        )
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -67,6 +73,7 @@ class Gateway:
                 yield
         finally:
             await self.images.aclose()
+            await self.schemas.aclose()
             await self.engine.aclose()
 
     async def drain(self) -> None:
@@ -78,6 +85,11 @@ class Gateway:
     async def show_metrics(self, _request: Request) -> Response:
         """GET /metrics."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def show_openapi(self, _request: Request) -> Response:
+        """GET /openapi.json."""
+        document = openapi_document(self.settings.max_choices)
+        return Response(msgspec.json.encode(document), media_type="application/json")
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -141,6 +153,7 @@ def _endpoints(gateway: Gateway) -> dict[str, tuple[str, Any]]:
         "/metrics": ("GET", gateway.show_metrics),
         "/": ("GET", gateway.status.show_page),
         "/status.json": ("GET", gateway.status.show_figures),
+        "/openapi.json": ("GET", gateway.show_openapi),
     }
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from ple_gateway.blanks import MAX_BLANKS, BlankWatch
 from ple_gateway.choice import ChoiceRelay, Expected
 from ple_gateway.engine_errors import from_engine_frame
-from ple_gateway.errors import backend_lost
+from ple_gateway.errors import GatewayError, backend_lost
 from ple_gateway.tool_calls import Note
 
 _ENCODER = msgspec.json.Encoder()
@@ -60,6 +61,7 @@ class ChunkRelay:
         self._note = note
         self._head: dict[str, Any] | None = None
         self._choices: dict[int, ChoiceRelay] = {}
+        self._blanks: dict[int, BlankWatch] = {}
         self.usage: dict[str, Any] | None = None
 
     async def rewrite(self, data: bytes) -> Chunk | None:
@@ -83,7 +85,16 @@ class ChunkRelay:
             index = choice["index"] = 0
         if index not in self._choices:
             self._choices[index] = ChoiceRelay(self._expected, self._note)
+            self._blanks[index] = BlankWatch()
+        if self._expected.schema:
+            self._stop_blanks(choice, self._blanks[index])
         return await self._choices[index].take(choice)
+
+    def _stop_blanks(self, choice: dict[str, Any], blanks: BlankWatch) -> None:
+        delta = choice.get("delta")
+        text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+        if isinstance(text, str) and blanks.runs_away(text):
+            raise endless_blanks()
 
     def _put_head(self, chunk: dict[str, Any]) -> bool:
         if self._head is None:
@@ -152,6 +163,13 @@ def complete_usage(usage: dict[str, Any]) -> bool:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def endless_blanks() -> GatewayError:
+    """Return the error for an engine that writes blanks where JSON should go on."""
+    return GatewayError(
+        502, f"The engine wrote more than {MAX_BLANKS} blanks in a row in its JSON.", code="endless_blanks"
+    )
 
 
 def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:

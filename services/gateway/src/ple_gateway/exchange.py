@@ -33,6 +33,7 @@ class Exchange:
     key: str | None = None  # which API key, by a name that tells nothing; None: there are no keys
     lane: Lane | None = None  # asked for by header, else the key's
     first_token_s: float | None = None
+    headers: dict[str, str] = field(default_factory=dict)  # beside those of every response
     error: str | None = None  # a failure's code
 
     def elapsed_s(self) -> float:
@@ -73,6 +74,7 @@ class ExchangeMiddleware:
                 if scope["path"].startswith("/v1/messages"):
                     headers["request-id"] = exchange.request_id  # the name that Anthropic's clients read
                 headers["openai-processing-ms"] = str(round(exchange.elapsed_s() * 1000))
+                headers.update(exchange.headers)
             await send(message)
 
         try:

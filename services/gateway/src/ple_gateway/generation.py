@@ -29,6 +29,7 @@ from ple_gateway.stages import Prefill, StageClock, StageClocks
 
 _END_TIMEOUT_S = 0.2
 _WORTH_A_RETRY = {"empty_answer", "schema_violation"}
+_REJECTED = {*_WORTH_A_RETRY, "endless_blanks"}
 
 
 class Generation:
@@ -79,6 +80,7 @@ class Generation:
         self, scope: Scope, dialect: Dialect, receive: Receive, send: Send, exchange: Exchange
     ) -> None:
         job = await self._preparation.prepare(dialect.path, dialect.request, dialect.origins)
+        exchange.headers |= job.expected.schema.headers if job.expected.schema else {}
         if job.streamed:
             await self._stream(job, dialect.events(), send, exchange)
         else:
@@ -191,7 +193,7 @@ class Generation:
             raise
 
     def _note_rejection(self, error: GatewayError) -> None:
-        if error.code in _WORTH_A_RETRY:
+        if error.code in _REJECTED:
             self._metrics.answers_rejected.labels(error.code).inc()
 
     def _note_repair(self, kind: str) -> None:

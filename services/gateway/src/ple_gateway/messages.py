@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ple_gateway.errors import GatewayError, invalid
+from ple_gateway.images.parts import is_picture, picture_url
 
 _LOG = logging.getLogger(__name__)
 
@@ -16,7 +17,6 @@ Message = dict[str, Any]
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
-_IMAGES = frozenset({"image_url", "input_image", "image"})
 # One coding client puts a line that changes with every request at the head of its prompt: no prefix
 # would ever be found in the cache again.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
@@ -41,7 +41,8 @@ class ImagePlace:
     parts: list[Part]
     index: int
     name: str  # "messages[2].content[1]"
-    newest_turn: bool
+    fresh: bool  # no answer has been given to it yet
+    from_tool: bool
 
     @property
     def url(self) -> str:
@@ -73,9 +74,9 @@ class Conversation:
         self.messages: list[Message] = []
         self.images: list[ImagePlace] = []
         self._from_tools: list[tuple[Part, str]] = []  # images that wait for a user turn
-        newest = _newest_turn(messages)
+        fresh = _first_unanswered(messages)
         for index, message in enumerate(messages):
-            self._newest_turn = index >= newest
+            self._fresh = index >= fresh
             self._add(message, origins[index] if origins else Origin(f"messages[{index}]"))
         self._flush_tool_images()
         self._need_a_user()
@@ -129,12 +130,13 @@ class Conversation:
             self.messages.append({"role": "user", "content": f"[system]\n{text}"})
 
     def _add_user(self, message: Message, parts: list[tuple[Part, str]]) -> None:
+        from_tools = len(self._from_tools)
         parts = self._from_tools + parts
         self._from_tools = []
         content = [part for part, _ in parts]
         for index, (part, place) in enumerate(parts):
             if part["type"] == "image_url":
-                self.images.append(ImagePlace(content, index, place, self._newest_turn))
+                self.images.append(ImagePlace(content, index, place, self._fresh, index < from_tools))
         if len(content) <= 1 and all(part["type"] == "text" for part in content):
             self.messages.append({**message, "content": "".join(part["text"] for part in content)})
         else:
@@ -153,10 +155,12 @@ class Conversation:
             self._add_user({"role": "user"}, [])
 
 
-def _newest_turn(messages: list[Any]) -> int:
-    """Index of the last user message: it and what follows is the newest turn."""
+def _first_unanswered(messages: list[Any]) -> int:
+    """Index of the first message after the last answer; one at the very end is still being written."""
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
-    return len(roles) - 1 - roles[::-1].index("user") if "user" in roles else 0
+    while roles and roles[-1] == "assistant":
+        roles.pop()
+    return len(roles) - roles[::-1].index("assistant") if "assistant" in roles else 0
 
 
 def _parts(message: Message, origin: Origin) -> Iterator[tuple[Part, str]]:
@@ -182,15 +186,15 @@ def _part(part: Any, name: str) -> Part | None:
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
         raise _wrong(name, "an object")
-    kind = part.get("type") or ("text" if "text" in part else "image_url" if "image_url" in part else None)
+    if is_picture(part):
+        return {"type": "image_url", "image_url": {"url": _image_url(part, name)}}
+    kind = part.get("type") or ("text" if "text" in part else None)
     if not isinstance(kind, str):
         raise invalid("A part needs a `type`.", param=name)
     if kind in _TEXTS:
         if not isinstance(part.get("text"), str):
             raise _wrong(f"{name}.text", "a string")
         return {"type": "text", "text": part["text"]}
-    if kind in _IMAGES:
-        return {"type": "image_url", "image_url": {"url": _image_url(part, name)}}
     if kind == "refusal":
         return {"type": "text", "text": str(part.get("refusal", ""))}
     if kind in _THOUGHTS:
@@ -199,16 +203,12 @@ def _part(part: Any, name: str) -> Part | None:
 
 
 def _image_url(part: Part, name: str) -> str:
-    """Find the URL under any of the names that clients use."""
-    value = part.get("image_url", part.get("image", part.get("url")))
-    if isinstance(value, dict):
-        value = value.get("url")
-    source = part.get("source")
-    if value is None and isinstance(source, dict):
-        value = source.get("url") or f"data:{source.get('media_type', '')};base64,{source.get('data', '')}"
-    if not isinstance(value, str) or not value:
-        raise invalid('An image part needs {"image_url": {"url": "data:..."}}.', param=name)
-    return value
+    url = picture_url(part)
+    if url:
+        return url
+    if "file_id" in part:
+        raise invalid("Uploaded files are not known here; send the image as a data URL.", param=name)
+    raise invalid('An image part needs {"image_url": {"url": "data:..."}}.', param=name)
 
 
 def _text(parts: list[tuple[Part, str]], name: str) -> str:

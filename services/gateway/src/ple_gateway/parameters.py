@@ -23,7 +23,9 @@ _REFUSED = {
     "functions": "Use `tools`.",
     "function_call": "Use `tool_choice`.",
 }
-_MAX_STOPS = 4
+MAX_STOPS = 4
+MAX_TOOLS = 2_000
+_MAX_BIASES = 20_000
 _LEAST_TOP_P = 1e-6  # OpenAI takes 0 for "the likeliest token"; engines want more than 0
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")  # others may be anything, and are not logged
 _NUMERIC_KEY = re.compile(r"[0-9]{1,10}")
@@ -39,10 +41,10 @@ def check_parameters(request: dict[str, Any], max_choices: int) -> None:
     for name in [name for name, value in request.items() if value is None]:
         del request[name]
     _refuse(request)
-    for name, (low, high) in _NUMBERS.items():
+    for name, (low, high) in NUMBERS.items():
         if name in request:
             _check_number(name, request[name], low, high)
-    for name, (lowest, highest) in _integers(max_choices).items():
+    for name, (lowest, highest) in integers(max_choices).items():
         if name in request:
             request[name] = _checked_integer(name, request[name], lowest, highest)
     for name, check in _SHAPES.items():
@@ -56,7 +58,7 @@ def check_parameters(request: dict[str, Any], max_choices: int) -> None:
         _LOG.debug("fields that the gateway does not know: %s", ", ".join(unknown)[:500])
 
 
-_NUMBERS: dict[str, tuple[float, float]] = {
+NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
     "min_p": (0, 1),
@@ -65,7 +67,8 @@ _NUMBERS: dict[str, tuple[float, float]] = {
 }
 
 
-def _integers(max_choices: int) -> dict[str, tuple[int, int]]:
+def integers(max_choices: int) -> dict[str, tuple[int, int]]:
+    """Name -> (lowest, highest) of every parameter that is an integer."""
     return {
         "max_tokens": (1, _INT64),
         "max_completion_tokens": (1, _INT64),
@@ -122,13 +125,15 @@ def _check_stop(value: Any) -> None:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise _wrong("stop", "a string or a list of strings")
-    if len(stops) > _MAX_STOPS or "" in stops:
-        raise invalid(f"`stop` takes up to {_MAX_STOPS} strings, none of them empty.", param="stop")
+    if len(stops) > MAX_STOPS or "" in stops:
+        raise invalid(f"`stop` takes up to {MAX_STOPS} strings, none of them empty.", param="stop")
 
 
 def _check_logit_bias(value: Any) -> None:
     if not isinstance(value, dict):
         raise _wrong("logit_bias", "an object")
+    if len(value) > _MAX_BIASES:
+        raise invalid(f"`logit_bias` takes up to {_MAX_BIASES} tokens.", param="logit_bias")
     for key, bias in value.items():
         if not _NUMERIC_KEY.fullmatch(key) or isinstance(bias, bool) or not isinstance(bias, int | float):
             raise invalid("`logit_bias` maps token ids to numbers.", param="logit_bias")
@@ -146,6 +151,8 @@ def _check_stream_options(value: Any) -> None:
 def _check_tools(value: Any) -> None:
     if not isinstance(value, list):
         raise _wrong("tools", "a list")
+    if len(value) > MAX_TOOLS:
+        raise invalid(f"`tools` takes up to {MAX_TOOLS} tools.", param="tools")
     for index, tool in enumerate(value):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type", "function") != "function":
@@ -186,7 +193,7 @@ _UNCHECKED = frozenset(
 
 @cache
 def _known() -> frozenset[str]:
-    return _UNCHECKED | _NUMBERS.keys() | _integers(1).keys() | _SHAPES.keys()
+    return _UNCHECKED | NUMBERS.keys() | integers(1).keys() | _SHAPES.keys()
 
 
 def _check_combinations(request: dict[str, Any]) -> None:

@@ -18,8 +18,7 @@ from ple_gateway.metrics import Metrics
 from ple_gateway.models import ModelCatalogue
 from ple_gateway.parameters import check_parameters
 from ple_gateway.scheduler import Lane
-from ple_gateway.schema_rules import SchemaLimits
-from ple_gateway.schemas import AnswerSchema, answer_schema
+from ple_gateway.schemas import AnswerSchema, Schemas
 from ple_gateway.settings import Settings
 
 # The slowest prefill to be expected, cold and without prefetch, is 270 tokens a second.
@@ -50,23 +49,16 @@ class Preparation:
         settings: Settings,
         models: ModelCatalogue,
         images: ImagePipeline,
+        schemas: Schemas,
         estimator: Estimator,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._models = models
         self._images = images
+        self._schemas = schemas
         self._estimator = estimator
         self._metrics = metrics
-        self._schema_limits = SchemaLimits(
-            settings.max_schema_bytes,
-            settings.max_schema_depth,
-            settings.max_schema_enum_values,
-            settings.max_schema_branches,
-            settings.max_schema_properties,
-            settings.max_schema_string_chars,
-            settings.max_schema_pattern_chars,
-        )
 
     async def prepare(
         self, path: str, request: dict[str, Any], origins: Sequence[Origin] | None = None
@@ -123,7 +115,7 @@ class Preparation:
 
     async def _schema(self, request: dict[str, Any]) -> AnswerSchema | None:
         try:
-            return await answer_schema(request.get("response_format"), self._schema_limits)
+            return await self._schemas.prepare(request)
         except GatewayError:
             self._metrics.schemas_refused.inc()
             raise

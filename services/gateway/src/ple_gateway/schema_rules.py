@@ -1,11 +1,12 @@
 """What a JSON schema may ask for: size caps, remote references, `strict`, and recursion that never ends."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from ple_gateway.errors import GatewayError, invalid
+from ple_gateway.schema_patterns import fits_grammars, written_out_chars
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -21,15 +22,11 @@ _NOT_STRICT = (
     "contains", "minContains", "maxContains", "minProperties", "maxProperties", "$dynamicRef",
     "$recursiveRef", "contentEncoding", "contentMediaType", "contentSchema",
 )  # fmt: skip
-_NOT_STRICT_PATTERN = re.compile(r"\(\?[=!<]|\\[bB1-9]|\\k<")  # lookaround, word borders, back references
 
-# An escape, a class, a quantifier with a number, or one character.
-_PATTERN_TOKEN = re.compile(
-    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<exactly>[0-9]+)(?:,(?P<most>[0-9]*))?\}|.", re.DOTALL
-)
-_MAX_DIGITS = 9  # more make a number that is too large anyway
 # A level of a nested definition takes a property, a reference and an alternative.
 _DEPTH_BY_REFERENCES = 4
+_MAX_BOUNDED_LEVELS = 3
+_NOWHERE = object()
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def _check_node_size(node: dict[str, Any], pointer: str, limits: SchemaLimits) -
     if any(_longest_string(literal) > limits.string_chars for literal in literals):
         raise refused(f"a string in `enum` or `const` at {pointer} is longer than {limits.string_chars}.")
     patterns = [node.get("pattern"), *_keys(node.get("patternProperties"))]
-    if any(isinstance(p, str) and _written_out_chars(p) > limits.pattern_chars for p in patterns):
+    if any(isinstance(p, str) and written_out_chars(p) > limits.pattern_chars for p in patterns):
         raise refused(
             f"`pattern` at {pointer} is longer than {limits.pattern_chars} with its repetitions written out."
         )
@@ -102,26 +99,6 @@ def _keys(value: Any) -> list[Any]:
     return [*value] if isinstance(value, dict) else []
 
 
-def _written_out_chars(pattern: str) -> int:
-    """How many atoms a pattern has when `x{2,5}` is written out as five; roughly, and quickly."""
-    groups = [0]  # atoms of each open group
-    last = 0  # of what a quantifier would repeat
-    for token in _PATTERN_TOKEN.finditer(pattern):
-        times = token["most"] or token["exactly"]
-        if times:
-            more = last * (int(times[:_MAX_DIGITS]) - 1)
-            groups[-1], last = groups[-1] + max(0, more), last + max(0, more)
-        elif token[0] == "(":
-            groups.append(0)
-        elif token[0] == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1] += last
-        else:
-            groups[-1] += 1
-            last = 1
-    return sum(groups)
-
-
 def check_strict(schema: dict[str, Any]) -> None:
     """Raise GatewayError naming the first keyword and place that `strict: true` rules out."""
     if schema.get("type") != "object":
@@ -134,10 +111,10 @@ def check_strict(schema: dict[str, Any]) -> None:
             raise refused(
                 f"`allOf` of several schemas at {pointer or '/'} is not supported with strict: true."
             )
-        if _NOT_STRICT_PATTERN.search(str(node.get("pattern", ""))):
+        if isinstance(node.get("pattern"), str) and not fits_grammars(node["pattern"]):
             raise refused(
-                f"`pattern` at {pointer or '/'} uses lookaround, word borders or back references, which are "
-                "not supported with strict: true."
+                f"`pattern` at {pointer or '/'} uses what grammars cannot follow (such as lookaround, word "
+                "borders, back references, Unicode classes), which is not supported with strict: true."
             )
         if "properties" in node or node.get("type") == "object":
             _check_closed(pointer or "/", node)
@@ -151,6 +128,27 @@ def _check_closed(pointer: str, node: dict[str, Any]) -> None:
             raise refused(
                 f"with strict: true `required` at {pointer} must list every property; {name!r} is missing."
             )
+
+
+def slow_places(schema: dict[str, Any]) -> tuple[str, ...]:
+    """Pointers of bounded arrays in bounded arrays, through whose grammars engines have crawled.
+
+    Raises GatewayError for more than _MAX_BOUNDED_LEVELS of them.
+    """
+    slow = []
+    pending: list[tuple[str, Any, int]] = [("", schema, 0)]
+    while pending:
+        pointer, node, levels = pending.pop()
+        if not isinstance(node, dict):
+            continue
+        if "maxItems" in node or node.get("minItems", 0) > 1:
+            levels += 1
+            if levels > _MAX_BOUNDED_LEVELS:
+                raise refused(f"bounded arrays are nested more than {_MAX_BOUNDED_LEVELS} deep at {pointer}.")
+            if levels > 1:
+                slow.append(pointer)
+        pending.extend((f"{pointer}/{part}", child, levels) for part, child in _children(node))
+    return tuple(sorted(slow))
 
 
 def check_recursion(schema: Any) -> None:
@@ -201,17 +199,32 @@ def _ends(node: dict[str, Any], root: Any, finite: set[int]) -> bool:
 
 def resolve(root: Any, reference: str) -> Any:
     """Follow a local JSON pointer; True, which allows everything, for what is not found that way."""
+    found = _found(root, reference)
+    return True if found is _NOWHERE else found
+
+
+def finds(root: Any, reference: str) -> bool:
+    """Whether a local JSON pointer leads anywhere."""
+    return _found(root, reference) is not _NOWHERE
+
+
+def child_pointer(pointer: str, name: str) -> str:
+    """Return the JSON pointer of a member."""
+    return f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def _found(root: Any, reference: str) -> Any:
     if reference[1:2] not in ("", "/"):
-        return True  # an anchor
+        return _NOWHERE  # an anchor
     node = root
-    for part in reference.removeprefix("#").split("/")[1:]:
+    for part in unquote(reference).removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and name.isdigit() and int(name) < len(node):
+        if isinstance(node, list) and name.isdecimal() and len(name) < 10 and int(name) < len(node):
             node = node[int(name)]
         elif isinstance(node, dict) and name in node:
             node = node[name]
         else:
-            return True
+            return _NOWHERE
     return node
 
 
@@ -230,7 +243,7 @@ def _children(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         children = node.get(keyword)
         if isinstance(children, dict):
             for name, child in children.items():
-                yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", child
+                yield child_pointer(keyword, name), child
     for keyword in _LISTS:
         children = node.get(keyword)
         if isinstance(children, list):

@@ -43,6 +43,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(64 * MIB, gt=0)
     max_bodies_bytes: int = Field(512 * MIB, gt=0)
     max_json_depth: int = Field(256, gt=0)
+    max_json_values: int = Field(1_000_000, gt=0, description="commas and brackets of a body")
     max_items: int = Field(10_000, gt=0)
     max_in_flight: int = Field(128, gt=0)
     max_queued: int = Field(32, ge=0)
@@ -73,6 +74,10 @@ class Settings(BaseSettings):
     drain_timeout_s: float = Field(30, ge=0)
 
     max_images: int = Field(4, ge=0)
+    images_kept_of_too_many: int = Field(2, ge=0, description="so that the next ones fit without a change")
+    image_urls: Literal["off", "https"] = "off"
+    image_url_max_bytes: int = Field(10 * MIB, gt=0)
+    image_url_timeout_s: float = Field(5, gt=0)
     max_image_bytes: int = Field(20 * MIB, gt=0)
     max_images_bytes: int = Field(40 * MIB, gt=0)
     image_max_source_px: int = Field(64_000_000, gt=0)
@@ -94,6 +99,8 @@ class Settings(BaseSettings):
     max_schema_properties: int = Field(500, gt=0, description="of one object")
     max_schema_string_chars: int = Field(10_000, gt=0, description="one string in enum or const")
     max_schema_pattern_chars: int = Field(1_000, gt=0, description="repetitions written out")
+    schema_timeout_s: float = Field(5, gt=0)
+    schema_worker_memory_bytes: int = Field(1024 * MIB, gt=0)
 
     @field_validator("http_address")
     @classmethod

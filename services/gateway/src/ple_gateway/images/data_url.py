@@ -41,7 +41,7 @@ def decode_data_url(url: str, max_bytes: int) -> bytes:
 
 def _scheme_text(scheme: str) -> str:
     if scheme.lower() in {"http", "https"}:
-        return "http(s) image URLs are not fetched; send the image as a data URL (data:image/png;base64,...)"
+        return "such image URLs are not fetched; send the image as a data URL (data:image/png;base64,...)"
     return "images must be data URLs (data:image/png;base64,...)"
 
 

@@ -45,12 +45,17 @@ def normalise(data: bytes, limits: NormaliseLimits) -> tuple[str, bytes]:
     except BadImageError:
         raise
     except UnidentifiedImageError as exc:
-        raise BadImageError("it is no JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC file") from exc
+        raise BadImageError(_unknown_text(data)) from exc
     except MemoryError as exc:
         raise BadImageError("it needs too much memory to decode") from exc
     except Exception as exc:
         # Decoders raise whatever they like on broken files.
         raise BadImageError(f"it cannot be decoded ({type(exc).__name__})") from exc
+
+
+def _unknown_text(data: bytes) -> str:
+    text = "it is no JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC file"
+    return f"{text} but SVG, which is text: send it as PNG" if b"<svg" in data[:4096].lower() else text
 
 
 def _check_header(image: Image.Image, limits: NormaliseLimits) -> None:
