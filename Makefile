@@ -11,6 +11,7 @@ MAKEFLAGS += --no-builtin-rules
 # MODEL=DIR TABLE=FILE         what `make run` serves instead of the tiny model
 # ADDRESS=127.0.0.1:8000       where the gateway listens; also INFERENCE_ADDRESS and DAEMON_ADDRESS
 # JOBS=2                       how many processes test at once
+# STACK='--cpu'                 options of `make up` and `make down`: --cpu, --gpu, --env-file FILE
 # SOAK='--seed 7'              options of `make soak` and `make soak-gateway`: this seed repeats the choices of an earlier run
 # OLD=0.33.0 NEW=VERSION       the releases of vLLM, or wheels, that `make vllm-diff` compares
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(3.11 <= float("%d.%d" % sys.version_info[:2]) <= 3.13)' 2>/dev/null | grep True),$(p))))
@@ -22,6 +23,7 @@ INFERENCE_ADDRESS ?= 127.0.0.1:8100
 DAEMON_ADDRESS ?= 127.0.0.1:8200
 JOBS ?= 2
 SOAK ?=
+STACK ?=
 
 VLLM := 0.33.0
 VLLM_WHEEL := var/wheels/vllm-$(VLLM)-cp38-abi3-manylinux_2_28_x86_64.whl
@@ -32,7 +34,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve test soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench lock clean
+.PHONY: help setup run serve up down test test-containers soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -71,6 +73,22 @@ serve: run ## the same as run
 test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready var/schemathesis-venv/ready ## all that CI tests without root: checks, then tests
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -n $(JOBS)
+
+up: ## start the three services in containers; the tiny model where there is no GPU
+	@python3 deploy/stack.py up $(STACK)
+
+down: ## stop the containers of `make up`; models and keys stay
+	@python3 deploy/stack.py down $(STACK)
+
+# Debian 12 and root; no image registry is asked. Engine, containers and images go with the command.
+CONTAINERS ?=
+test-containers: $(READY) ## build the CPU images and test deploy/compose.cpu.yaml in a container engine of its own
+	@if [ "$$(id -u)" != 0 ]; then echo "make: test-containers installs and starts a container engine: run it as root" >&2; exit 77; fi
+	python3 deploy/ci/engine.py $(CONTAINERS) --prepare & prepared=$$!
+	$(BIN)/python deploy/ci/wheels.py
+	wait $$prepared
+	python3 deploy/ci/engine.py $(CONTAINERS) bash -eu -c "PIP_NO_INDEX=1 docker compose -f deploy/compose.cpu.yaml build --quiet; \
+	  TRIPLEX_CONTAINERS=1 $(BIN)/python -m pytest -n 0 -v tests/containers"
 
 soak: $(READY) ## kill the daemon and its clients 50 times each; some five minutes
 	@$(BIN)/python tests/ple_daemon/soak.py $(SOAK)

@@ -4,8 +4,8 @@
     python3 deploy/stack.py up --gpu --env-file deploy/3x3090.env
     python3 deploy/stack.py down
 
-It needs Docker with compose 2.20 or newer, and nothing of this checkout's environment. The first `up` makes an API
-key, shows it once, and keeps its hash in deploy/secrets/api_keys.
+It needs Docker with compose 2.20 or newer, and nothing of this checkout's environment. The first `up` makes
+an API key, shows it once, and keeps its hash in deploy/secrets/api_keys.
 """
 
 import argparse
@@ -34,13 +34,13 @@ def main() -> int:
         if options.env_file:
             words += ["--env-file", str(options.env_file)]
         if options.action == "down":
-            return subprocess.run([*words, "down"]).returncode
+            return subprocess.run([*words, "down"], check=False).returncode
         print(f"triplex: {'GPUs' if gpu else 'no GPU: the tiny model on CPUs'} ({words[3]})", flush=True)
         if gpu:
             check_gpu_runtime()
         check_env_file(options.env_file)
         make_key()
-        return subprocess.run([*words, "up", "--detach", "--build", "--wait"]).returncode
+        return subprocess.run([*words, "up", "--detach", "--build", "--wait"], check=False).returncode
     except StackError as error:
         print(f"triplex: {error}", file=sys.stderr)
         return 1
@@ -59,7 +59,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def answers(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
 
 
 def check_docker() -> None:
@@ -79,7 +79,11 @@ def has_gpu() -> bool:
 def check_gpu_runtime() -> None:
     """Raises StackError."""
     info = subprocess.run(
-        ["docker", "info", "-f", "{{json .Runtimes}}"], capture_output=True, text=True, timeout=30
+        ["docker", "info", "-f", "{{json .Runtimes}}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     if "nvidia" not in info.stdout:
         raise StackError(

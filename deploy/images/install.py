@@ -1,13 +1,13 @@
 """Fill /opt/triplex, the environment of an image, from the lock and from this checkout.
 
-    python3 install.py tools                                           in a stage of its own: pip, a build backend
-    python3 install.py wheels protos services/gateway                  our distributions, into /dist
-    python3 install.py dependencies constraints/cpu.txt services/gateway   what others wrote
-    python3 install.py projects                                        what lies in /dist
+    python3 install.py tools                              pip and a build backend, in a stage of their own
+    python3 install.py wheels protos services/gateway     our distributions, into /dist
+    python3 install.py dependencies constraints/cpu.txt services/gateway      what others wrote
+    python3 install.py projects                           what lies in /dist
 
-The last two write layers of the final image, with tools that are only mounted there. A change of our code leaves
-the layer with the dependencies, which is the large one, as it was. "PROJECT[EXTRA]" adds an extra. Wheels in /wheels
-are found before those of the index.
+The last two write layers of the final image, with tools that are only mounted there. A change of our code
+leaves the layer with the dependencies, which is the large one, as it was. "PROJECT[EXTRA]" adds an extra.
+Wheels in /wheels are found beside those of the index.
 """
 
 import subprocess
