@@ -1,7 +1,7 @@
 """A private container engine for the time of one command: `make test-containers` runs its tests in it.
 
     sudo python3 deploy/ci/engine.py COMMAND [ARGUMENT...]
-    sudo python3 deploy/ci/engine.py --prepare              only what takes long: packages, compose, base image
+    sudo python3 deploy/ci/engine.py --prepare           only what takes long: packages, compose, base image
 
 For Debian 12, as root, with a Debian mirror and no image registry. Packages stay installed. The engine, its
 containers, networks, mounts and control groups end with the command. --keep-images keeps what was built for

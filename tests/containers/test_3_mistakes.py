@@ -1,4 +1,4 @@
-"""What goes wrong in a first installation gives one clear line; and the GPU file is as strict as the one that runs."""
+"""Mistakes of a first installation give one clear line; the GPU file is as strict as the one that runs."""
 
 import json
 import re
