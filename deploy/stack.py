@@ -4,7 +4,7 @@
     python3 deploy/stack.py up --gpu --env-file deploy/3x3090.env
     python3 deploy/stack.py down
 
-It needs Docker with compose 2.20 or newer, and nothing of this checkout's environment. The first `up` makes
+It needs Docker with compose v2 (tested: 2.26), and nothing of this checkout's environment. The first `up` makes
 an API key, shows it once, and keeps its hash in deploy/secrets/api_keys.
 """
 
@@ -67,7 +67,7 @@ def check_docker() -> None:
     if not shutil.which("docker"):
         raise StackError("there is no docker: install Docker Engine and its compose plugin")
     if not answers("docker", "compose", "version"):
-        raise StackError("docker has no compose plugin: install docker-compose-plugin, 2.20 or newer")
+        raise StackError("docker has no compose plugin: install version 2 of it")
     if not answers("docker", "version"):
         raise StackError("the container engine does not answer: start it, or join the group docker")
 
