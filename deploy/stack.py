@@ -4,8 +4,8 @@
     python3 deploy/stack.py up --gpu --env-file deploy/3x3090.env
     python3 deploy/stack.py down
 
-It needs Docker with compose v2 (tested: 2.26), and nothing of this checkout's environment. The first `up` makes
-an API key, shows it once, and keeps its hash in deploy/secrets/api_keys.
+It needs Docker with compose v2 (tested: 2.26), and nothing of this checkout's environment. The first `up`
+makes an API key, shows it once, and keeps its hash in deploy/secrets/api_keys.
 """
 
 import argparse
