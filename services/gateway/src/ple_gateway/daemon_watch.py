@@ -48,7 +48,7 @@ class DaemonWatch:
         except UpstreamError as exc:
             self._set("down", [f"cannot be reached ({exc})"])
             return
-        except (msgspec.DecodeError, LookupError, TypeError):
+        except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
             self._set("down", ["its /readyz is not a daemon's"])
             return
         self._set(*reported) if ready.status == 200 else self._set("down", reported[1] or [reported[0]])
