@@ -347,3 +347,35 @@ def test_look_that_fails_is_not_the_last(start_gateway, engine, monkeypatch, cap
         engine.health_status = 200
         wait_for(lambda: "a look failed" in caplog.text, "the look fails")
     gateway.wait_ready()
+
+
+def test_capacity_that_cannot_be_told_for_once_stays(start_gateway, engine):
+    gateway = start_gateway()
+    wait_for(lambda: gateway.gateway.gate.capacity, "the pool is known")
+    engine.capacity = {"num_blocks": "many"}
+    asked = engine.probes.count("/v1/triplex/capacity")
+    wait_for(lambda: engine.probes.count("/v1/triplex/capacity") > asked + 2, "it was asked again")
+    assert gateway.gateway.gate.capacity.num_blocks == CAPACITY["num_blocks"]
+    engine.capacity = None
+    wait_for(lambda: gateway.gateway.gate.capacity is None, "an engine without that route is noticed")
+
+
+def test_daemon_that_misses_one_look_is_not_down(start_gateway, engine, mortal, monkeypatch):
+    monkeypatch.setattr("ple_gateway.daemon_watch._TIMEOUT_S", 0.2)
+    gateway = start_gateway(daemon_url=mortal.url)
+    daemon = gateway.gateway.health.daemon
+    wait_for(lambda: daemon.state == "ready", "the daemon is ready")
+    missed = []
+
+    def miss_one(call):
+        if not missed:
+            missed.append(call.path)
+            return call.wait_closed()
+        return answer(200, {"state": "ready", "reasons": []})(call)
+
+    mortal.probe = miss_one
+    states = set()
+    wait_for(lambda: states.add(daemon.state) or (missed and daemon._silent_looks == 0), "it is seen again")
+    assert states == {"ready"}
+    mortal.probe = Call.wait_closed
+    wait_for(lambda: daemon.state == "down", "it is down after three")

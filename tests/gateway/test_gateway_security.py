@@ -239,6 +239,16 @@ def test_slow_bodies_of_one_key_leave_room_for_others(start_gateway):
         assert answer.status == 200
 
 
+def test_answer_that_nobody_reads_is_dropped(start_gateway, engine, monkeypatch):
+    monkeypatch.setattr("ple_gateway.connection._UNREAD_MS", 300)
+    gateway = start_gateway(keepalive_interval_s=0)
+    engine.script = complete("x" * 20_000_000)
+    with gateway.open_chat():
+        wait_for(lambda: engine.calls, "the engine is asked")
+        wait_for(lambda: gateway.gateway.gate.idle, "the answer is written")
+        wait_for(lambda: not gateway.server.server_state.connections, "the connection is given up")
+
+
 def test_connections_are_bounded(start_gateway):
     gateway = start_gateway(max_connections=5)
     with ExitStack() as stack:

@@ -2,11 +2,14 @@
 
 import asyncio
 import re
+import socket
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
+# Longer, and a client that reads nothing is gone: what it was sent would be held for ever.
+_UNREAD_MS: Final = 60_000
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _LATE: Final = (408, b"Request Timeout", b'{"error":{"message":"The request head did not arrive in time.",')
 _LONG: Final = (
@@ -39,6 +42,8 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self.max_connections:
             transport.abort()
             return
+        sock: socket.socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:

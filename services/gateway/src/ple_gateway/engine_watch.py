@@ -130,7 +130,10 @@ class EngineWatch:
             body = msgspec.json.decode(answer.body) if answer.status == 200 else None
         except (UpstreamError, msgspec.DecodeError, RecursionError):
             return
-        self._gate.capacity = parse_capacity(body)
+        capacity = parse_capacity(body)
+        # A look that failed says nothing: without a pool all that waits would be sent at once.
+        if capacity or answer.status == 404:
+            self._gate.capacity = capacity
 
     async def _is_stalled(self, reasons: list[str]) -> bool:
         now_s = time.monotonic()
