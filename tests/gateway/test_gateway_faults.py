@@ -121,6 +121,11 @@ def test_connection_lost_after_the_end_costs_nothing(gateway, engine):
     assert not any("error" in event for event in answered.events)
 
 
+def test_half_of_a_character_costs_no_answer(gateway, engine):
+    engine.script = answer(200, message("cut \ud83d"))  # as the JSON of Python writes it
+    assert gateway.chat().json["choices"][0]["message"]["content"] == "cut ?"
+
+
 @pytest.mark.parametrize("status", [204, 206, 302])
 def test_status_that_is_no_answer_is_the_engines_fault(gateway, engine, status):
     engine.script = answer(status, b"")
