@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, suppress
 
 import pytest
-from fake_engine import DONE, answer, complete, play, wait_for
+from fake_engine import DONE, Call, answer, chunk, complete, play, wait_for, waiting_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -266,6 +266,17 @@ def test_malformed_http_is_a_400(gateway):
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as sock:
         sock.sendall(b"\x16\x03\x01 this is TLS\r\n\r\n")
         assert read_all(sock).startswith(b"HTTP/1.1 400 ")
+
+
+def test_garbage_behind_a_request_does_not_get_into_its_answer(gateway, engine):
+    go_on = threading.Event()
+    engine.script = play(chunk({"content": "some"}), waiting_for(go_on), Call.reset)
+    with gateway.open_chat(stream=True) as sock:
+        assert read_to(sock, b"some").startswith(b"HTTP/1.1 200 ")
+        sock.sendall(b"no HTTP")
+        rest = read_all(sock)
+        go_on.set()
+    assert b"HTTP/1.1" not in rest
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/triplex/overrides", "/tokenizer_info", "/load"])

@@ -81,6 +81,14 @@ class Connection(HttpToolsProtocol):
         self._in_body = False
         super().on_message_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; without a word in the middle of another answer."""
+        begun = self._seen_request and (self.cycle.response_started or self.pipeline)
+        if begun and not self.cycle.response_complete:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave no timer behind."""
         self._forget_timer()
