@@ -23,6 +23,7 @@ class Slot:
         """After the last copy out of the slot."""
         self.count = 0
         shared, layout = region.region, region.region.layout
+        self.max_rows = layout.max_rows
         ids_at = layout.slot_offset_bytes(number) + layout.ids_offset_bytes
         self._ids = region.bytes[ids_at : ids_at + 8 * layout.max_rows].view(torch.int64)
         rows_at = shared.rows_offset_bytes(number)
