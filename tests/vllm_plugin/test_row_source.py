@@ -218,12 +218,23 @@ def test_a_slow_answer_costs_its_slot(make_source, mortal) -> None:
     assert len(session.given_up) == 1
 
 
-def test_when_all_slots_are_lost_rows_come_over_grpc(make_source, steady) -> None:
-    source = make_source(steady)
+def test_when_all_slots_are_lost_a_new_session_has_others(make_source, mortal, cudart) -> None:
+    """Four slow answers in an engine's life must not cost it shared memory for good."""
+    source = make_source(mortal, hang_check_s=5.0)
     assert delivered(source, [1]) == [1]
-    source._slots.given_up.update(range(SLOTS))
-    for step in range(4):
+    session = source._slots
+    for step in range(SLOTS):
+        mortal.stop()
+        threading.Timer(0.6, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
         assert delivered(source, [step, 9]) == [step, 9]
+    assert len(session.given_up) == SLOTS
+    for step in range(3 * SLOTS):
+        assert delivered(source, [step, 9]) == [step, 9]
+    assert source._slots is not session
+    assert len(source._slots.given_up) < SLOTS
+    assert len(cudart.registered) == 1
+    assert source._client.stats.reconnects == 1
+    assert source.errors == []
 
 
 def test_a_daemon_that_stays_away_ends_the_process(make_source, mortal) -> None:
