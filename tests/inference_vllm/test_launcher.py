@@ -221,6 +221,16 @@ def test_a_length_that_the_checkpoint_does_not_allow(machine, tiny_checkpoint) -
     assert "max_model_len is 40000, the checkpoint allows 32768" in line
 
 
+def test_a_lookup_that_would_outlast_its_step(machine, tiny_checkpoint) -> None:
+    line = machine.refusal(*serve(tiny_checkpoint), PLE_INFERENCE_LOOKUP_DEADLINE_S="300")
+    assert "lookup_deadline_s is 300; vLLM ends a step after 300 s" in line
+
+
+def test_an_empty_address_of_the_table(machine, tiny_checkpoint) -> None:
+    line = machine.refusal(*serve(tiny_checkpoint, "--table", ""))
+    assert "PLE_INFERENCE_TABLE_ADDRESS is ''" in line
+
+
 def test_an_environment_that_makes_another_engine() -> None:
     with pytest.raises(Refused, match="V1 runner"):
         refuse_environment({"VLLM_USE_V2_MODEL_RUNNER": "0"})
@@ -397,3 +407,11 @@ def test_without_an_executable(machine, tiny_checkpoint, daemon_address) -> None
         *serve(tiny_checkpoint, "--table", daemon_address, "--http-address", "127.0.0.1:0")
     )
     assert "no vllm in this environment or on PATH" in line
+
+
+def test_a_run_directory_that_cannot_be_used(machine, tiny_checkpoint, daemon_address) -> None:
+    line = machine.refusal(
+        *serve(tiny_checkpoint, "--table", daemon_address, "--http-address", "127.0.0.1:0"),
+        XDG_RUNTIME_DIR=str(tiny_checkpoint / "config.json"),
+    )
+    assert f"cannot use the run directory {tiny_checkpoint}/config.json/triplex-" in line

@@ -100,9 +100,7 @@ def become_vllm(launch: Launch, environ: Mapping[str, str]) -> None:
     path = executable(environ)
     if path is None:
         raise Refused("no vllm in this environment or on PATH; install ple-inference[vllm]")
-    launch.table.wait_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # What a former start said of its lookups is not about this one.
-    launch.table.wait_file.unlink(missing_ok=True)
+    _make_room(launch.table.wait_file)
     _log.info("starting %s", path)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -110,3 +108,15 @@ def become_vllm(launch: Launch, environ: Mapping[str, str]) -> None:
         os.execve(path, [path, *launch.arguments], {**environ, **launch.environment})  # noqa: S606
     except OSError as error:
         raise Refused(f"cannot start {path}: {error.strerror}") from error
+
+
+def _make_room(wait_file: Path) -> None:
+    """A folder for the worker's file, without that of a former start: it is not about this one."""
+    try:
+        wait_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wait_file.unlink(missing_ok=True)
+    except OSError as error:
+        raise Refused(
+            f"cannot use the run directory {wait_file.parent}: {error.strerror}; set XDG_RUNTIME_DIR to a "
+            "folder of yours"
+        ) from error
