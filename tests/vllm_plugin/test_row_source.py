@@ -56,6 +56,33 @@ def test_rows_arrive_in_the_order_of_their_ids(make_source, steady, cudart) -> N
     assert size >= SLOTS * MAX_IDS * (ROW_BYTES + 8)
 
 
+def test_a_step_larger_than_a_slot_takes_several(make_source, steady) -> None:
+    source = make_source(steady, max_rows_per_slot=16)
+    for count in (16, 17, 1000, 1):
+        assert delivered(source, list(range(count))) == list(range(count))
+    assert source.deliveries == 4
+    assert source._client.stats.lookups == 0  # none of them over gRPC
+
+
+def test_a_step_without_tokens_asks_for_nothing(make_source, steady) -> None:
+    source = make_source(steady)
+    source.connect()
+    assert delivered(source, []) == []
+    assert all(record[Word.SEQUENCE] == 0 for record in source._slots._records)
+
+
+def test_close_waits_for_what_is_on_the_stream(make_source, mortal) -> None:
+    source = make_source(mortal)
+    assert delivered(source, [1]) == [1]
+    mortal.stop()
+    rows = poisoned(1)
+    source.deliver(torch.tensor([[8]]), rows)
+    threading.Timer(0.8, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
+    source.close()
+    assert row_numbers(rows.view(torch.bfloat16)).tolist() == [8]
+    source.close()  # its descriptors are others' by now: a second time must not touch them
+
+
 def test_the_step_does_not_wait_for_its_rows(make_source, mortal) -> None:
     source = make_source(mortal)
     assert delivered(source, [1]) == [1]
@@ -191,12 +218,23 @@ def test_a_slow_answer_costs_its_slot(make_source, mortal) -> None:
     assert len(session.given_up) == 1
 
 
-def test_when_all_slots_are_lost_rows_come_over_grpc(make_source, steady) -> None:
-    source = make_source(steady)
+def test_when_all_slots_are_lost_a_new_session_has_others(make_source, mortal, cudart) -> None:
+    """Four slow answers in an engine's life must not cost it shared memory for good."""
+    source = make_source(mortal, hang_check_s=5.0)
     assert delivered(source, [1]) == [1]
-    source._slots.given_up.update(range(SLOTS))
-    for step in range(4):
+    session = source._slots
+    for step in range(SLOTS):
+        mortal.stop()
+        threading.Timer(0.6, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
         assert delivered(source, [step, 9]) == [step, 9]
+    assert len(session.given_up) == SLOTS
+    for step in range(3 * SLOTS):
+        assert delivered(source, [step, 9]) == [step, 9]
+    assert source._slots is not session
+    assert len(source._slots.given_up) < SLOTS
+    assert len(cudart.registered) == 1
+    assert source._client.stats.reconnects == 1
+    assert source.errors == []
 
 
 def test_a_daemon_that_stays_away_ends_the_process(make_source, mortal) -> None:
