@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from ple_inference.checkpoint import CheckpointError, read_checkpoint
 from ple_inference.vllm_engine import preflight
 from ple_inference.vllm_engine.gpus import visible_gpus
 from ple_inference.vllm_engine.host_memory import HostMemory
+from ple_inference.vllm_engine.model_config import check_config
 from ple_inference.vllm_engine.profile import PROFILES
 from ple_inference.vllm_engine.profile_arguments import take_in
 from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_engine.vllm_arguments import refuse_environment, refuse_unserved
 
 
@@ -71,11 +75,29 @@ def test_more_than_one_ple_layer(machine, copy) -> None:
     [
         ({"hc_count": None}, "config.json has no text_config.hc_count"),
         ({"num_hidden_layers": 5}, "names 4 layer_types for 5 layers"),
+        ({"layer_types": 4}, "layer_types is no list of names"),
+        ({"head_dim": "256"}, "text_config.head_dim is '256', not a number of at least 1"),
+        ({"hidden_size": []}, "text_config.hidden_size is [], not a number"),
+        ({"hc_count": -1}, "text_config.hc_count is -1, not a number"),
+        ({"max_position_embeddings": 10**30}, "max_position_embeddings is 1000000000"),
+        ({"ngram_size": 1}, "text_config.ngram_size is 1, not a number of at least 2"),
+        ({"ple_embed_dim": "x"}, "text_config.ple_embed_dim is 'x'"),
+        ({"eos_token_id": []}, "text_config.eos_token_id is [], not a token's id"),
+        ({"ple_layer_ids": [9]}, "ple_layer_ids names layer 9, there are 4"),
+        ({"dtype": ["bfloat16"]}, "dtype ['bfloat16'] is no name"),
     ],
 )
-def test_a_config_that_lacks_something(machine, copy, change, reason) -> None:
+def test_a_config_that_cannot_be_used(copy, change, reason) -> None:
     change_config(copy, lambda config: config["text_config"].update(change))
-    assert reason in machine.refusal(*serve(copy))
+    with pytest.raises(CheckpointError) as refused:
+        check_config(read_checkpoint(copy))
+    assert reason in str(refused.value)
+
+
+def test_a_config_too_deep_to_read(copy) -> None:
+    (copy / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="is not JSON"):
+        read_checkpoint(copy)
 
 
 def test_a_partition_of_another_model(machine, tiny_checkpoint) -> None:
@@ -86,6 +108,42 @@ def test_a_partition_of_another_model(machine, tiny_checkpoint) -> None:
 
 def test_a_file_that_the_index_promises(machine, copy) -> None:
     assert "cannot read " in machine.refusal(*serve(copy))
+
+
+def test_a_file_that_is_not_whole(copy, write_tensors) -> None:
+    write_tensors(copy, {"a": ("BF16", [8]), "b": ("BF16", [8])})
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 1)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors ends within b"):
+        Tensors.of(copy)
+
+
+def test_an_index_that_names_the_wrong_file(copy, write_tensors) -> None:
+    write_tensors(copy, {"a": ("BF16", [8])})
+    (copy / "model.safetensors").rename(copy / "one.safetensors")
+    write_tensors(copy, {"b": ("BF16", [8])})
+    index = {"weight_map": {"a": "model.safetensors", "b": "one.safetensors"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors lacks a, which the index says is there"):
+        Tensors.of(copy)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "I64", "shape": [1], "data_offsets": [8, 0]},
+        {"dtype": "I64", "shape": [1], "data_offsets": [0, 8.0]},
+        {"dtype": "I64", "shape": [-1], "data_offsets": [0, 8]},
+        {"dtype": "I64", "shape": "1", "data_offsets": [0, 8]},
+    ],
+)
+def test_a_header_that_makes_no_sense(copy, entry) -> None:
+    content = json.dumps({"a": entry}).encode()
+    (copy / "one.safetensors").write_bytes(struct.pack("<Q", len(content)) + content + bytes(16))
+    index = {"weight_map": {"a": "one.safetensors"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="its header cannot be read"):
+        Tensors.of(copy)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +209,26 @@ def test_arguments_that_change_the_profile() -> None:
     assert (changed.max_num_seqs, changed.prefix_caching, changed.kv_cache_dtype) == (8, False, "auto")
     assert changed.capture_sizes == (1, 2, 4, 8)
     assert rest == ("--seed", "1")
+    shortened, rest = take_in(profile, ["--gpu-mem", "0.3", "--max-num-s=2"])  # vLLM takes these too
+    assert (shortened.gpu_memory_utilization, shortened.max_num_seqs, rest) == (0.3, 2, ())
     for wrong in (["--max-num-seqs", "x"], ["--gpu-memory-utilization", "1.2"], ["--max-model-len", "0"]):
         with pytest.raises(Refused, match="after the --"):
             take_in(profile, wrong)
+
+
+def test_a_length_that_the_checkpoint_does_not_allow(machine, tiny_checkpoint) -> None:
+    line = machine.refusal(*serve(tiny_checkpoint, "--", "--max-model-len", "40000"))
+    assert "max_model_len is 40000, the checkpoint allows 32768" in line
+
+
+def test_a_lookup_that_would_outlast_its_step(machine, tiny_checkpoint) -> None:
+    line = machine.refusal(*serve(tiny_checkpoint), PLE_INFERENCE_LOOKUP_DEADLINE_S="300")
+    assert "lookup_deadline_s is 300; vLLM ends a step after 300 s" in line
+
+
+def test_an_empty_address_of_the_table(machine, tiny_checkpoint) -> None:
+    line = machine.refusal(*serve(tiny_checkpoint, "--table", ""))
+    assert "PLE_INFERENCE_TABLE_ADDRESS is ''" in line
 
 
 def test_an_environment_that_makes_another_engine() -> None:
@@ -332,3 +407,11 @@ def test_without_an_executable(machine, tiny_checkpoint, daemon_address) -> None
         *serve(tiny_checkpoint, "--table", daemon_address, "--http-address", "127.0.0.1:0")
     )
     assert "no vllm in this environment or on PATH" in line
+
+
+def test_a_run_directory_that_cannot_be_used(machine, tiny_checkpoint, daemon_address) -> None:
+    line = machine.refusal(
+        *serve(tiny_checkpoint, "--table", daemon_address, "--http-address", "127.0.0.1:0"),
+        XDG_RUNTIME_DIR=str(tiny_checkpoint / "config.json"),
+    )
+    assert f"cannot use the run directory {tiny_checkpoint}/config.json/triplex-" in line

@@ -128,3 +128,21 @@ def test_the_wheel_is_the_pinned_release_and_excludes_the_reference_engine(relie
     (wanted,) = re.findall(r"^Requires-Dist: torch==([\d.]+)", metadata, re.MULTILINE)
     (pinned,) = (pin.removeprefix("torch==") for pin in extras["reference"] if pin.startswith("torch=="))
     assert wanted != pinned
+
+
+@pytest.mark.parametrize(
+    ("symbol", "words"),
+    [
+        ("vllm.v1.engine.async_llm:AsyncLLM.errored", "engine_dead"),
+        ("vllm.v1.engine.async_llm:AsyncLLM.__init__", "self.output_processor = OutputProcessor("),
+        ("vllm.v1.engine.output_processor:OutputProcessor.get_num_unfinished_requests", "request_states"),
+        ("vllm.v1.engine.core_client:MPClient._apply_ready_response", "cache_config.num_gpu_blocks = "),
+        ("vllm.v1.engine.core_client:MPClient._apply_ready_response", "cache_config.block_size = "),
+        ("vllm.entrypoints.launchers.api_server.app_state:init_app_state", "state.engine_client = "),
+        ("vllm.entrypoints.launchers.api_server.app_state:init_app_state", "state.vllm_config = "),
+        ("vllm.entrypoints.launchers.api_server.app_state:init_app_state", "state.args = "),
+    ],
+)
+def test_what_our_routes_read_in_the_api_server_is_there(vllm_source, symbol, words):
+    """No record names these, since no override changes them: `middleware.py` and `capacity.py` read them."""
+    assert words in vllm_source.text(symbol)

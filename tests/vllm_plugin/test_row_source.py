@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -54,6 +55,33 @@ def test_rows_arrive_in_the_order_of_their_ids(make_source, steady, cudart) -> N
         assert delivered(source, ids) == ids
     (size,) = cudart.registered.values()
     assert size >= SLOTS * MAX_IDS * (ROW_BYTES + 8)
+
+
+def test_a_step_larger_than_a_slot_takes_several(make_source, steady) -> None:
+    source = make_source(steady, max_rows_per_slot=16)
+    for count in (16, 17, 1000, 1):
+        assert delivered(source, list(range(count))) == list(range(count))
+    assert source.deliveries == 4
+    assert source._client.stats.lookups == 0  # none of them over gRPC
+
+
+def test_a_step_without_tokens_asks_for_nothing(make_source, steady) -> None:
+    source = make_source(steady)
+    source.connect()
+    assert delivered(source, []) == []
+    assert all(record[Word.SEQUENCE] == 0 for record in source._slots._records)
+
+
+def test_close_waits_for_what_is_on_the_stream(make_source, mortal) -> None:
+    source = make_source(mortal)
+    assert delivered(source, [1]) == [1]
+    mortal.stop()
+    rows = poisoned(1)
+    source.deliver(torch.tensor([[8]]), rows)
+    threading.Timer(0.8, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
+    source.close()
+    assert row_numbers(rows.view(torch.bfloat16)).tolist() == [8]
+    source.close()  # its descriptors are others' by now: a second time must not touch them
 
 
 def test_the_step_does_not_wait_for_its_rows(make_source, mortal) -> None:
@@ -176,6 +204,37 @@ def test_no_garbage_is_collected_while_the_stream_waits(make_source, mortal, mon
     wait_until(gc.isenabled)
 
 
+def test_rows_are_right_whatever_happens_to_the_daemon_and_when(make_source, mortal) -> None:
+    """Ended, killed or stopped while steps go on, at moments that a seed draws."""
+    source, rng = make_source(mortal), random.Random(1)
+    steps, faults = 0, [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]
+    rng.shuffle(faults)
+    disturbing: threading.Thread | None = None
+    while faults or disturbing is not None:
+        if disturbing is None:
+            disturbing = threading.Thread(target=disturb, args=(mortal, faults.pop(), rng.uniform(0, 0.02)))
+            disturbing.start()
+        elif not disturbing.is_alive():
+            disturbing = None
+        ids = [rng.randrange(31_000) for _ in range(rng.choice([1, 16, 600]))]
+        assert delivered(source, ids) == ids
+        steps += 1
+    assert source.errors == []
+    assert steps > 5
+
+
+def disturb(daemon: Daemon, fault: signal.Signals, after_s: float) -> None:
+    threading.Event().wait(after_s)
+    if fault == signal.SIGSTOP:
+        daemon.stop()
+        threading.Event().wait(after_s + 0.4)  # longer than an answer may take
+        daemon.process.send_signal(signal.SIGCONT)
+        return
+    daemon.process.send_signal(fault)
+    daemon.process.wait(60)
+    daemon.start()
+
+
 def test_a_slow_answer_costs_its_slot(make_source, mortal) -> None:
     """The daemon lives and is late: its rows may still be written, so the slot is not used again."""
     source = make_source(mortal, hang_check_s=5.0)
@@ -191,12 +250,23 @@ def test_a_slow_answer_costs_its_slot(make_source, mortal) -> None:
     assert len(session.given_up) == 1
 
 
-def test_when_all_slots_are_lost_rows_come_over_grpc(make_source, steady) -> None:
-    source = make_source(steady)
+def test_when_all_slots_are_lost_a_new_session_has_others(make_source, mortal, cudart) -> None:
+    """Four slow answers in an engine's life must not cost it shared memory for good."""
+    source = make_source(mortal, hang_check_s=5.0)
     assert delivered(source, [1]) == [1]
-    source._slots.given_up.update(range(SLOTS))
-    for step in range(4):
+    session = source._slots
+    for step in range(SLOTS):
+        mortal.stop()
+        threading.Timer(0.6, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
         assert delivered(source, [step, 9]) == [step, 9]
+    assert len(session.given_up) == SLOTS
+    for step in range(3 * SLOTS):
+        assert delivered(source, [step, 9]) == [step, 9]
+    assert source._slots is not session
+    assert len(source._slots.given_up) < SLOTS
+    assert len(cudart.registered) == 1
+    assert source._client.stats.reconnects == 1
+    assert source.errors == []
 
 
 def test_a_daemon_that_stays_away_ends_the_process(make_source, mortal) -> None:

@@ -102,9 +102,11 @@ class LentMemory:
     meanwhile ends the connection, and never leads to another file.
     """
 
-    def __init__(self, region: SharedRegion, bell_fd: int) -> None:
+    def __init__(self, region: SharedRegion, bell_fd: int, give_up: Callable[[], None]) -> None:
         self.region = region
         self.bell_fd = bell_fd
+        self.give_up = give_up
+        """Call it when no slot can be used any more: the client's next call begins a new session."""
 
     def close(self) -> None:
         os.close(self.bell_fd)
@@ -150,7 +152,7 @@ class SharedMemory:
             if self.is_lent or self._tickets:
                 raise ValueError("the region is in use")
             self.is_lent = True
-            return LentMemory(self.region, os.dup(self._socket.fileno()))
+            return LentMemory(self.region, os.dup(self._socket.fileno()), self.give_up)
 
     def ring(self, ids: memoryview, deadline: float) -> Ticket:
         """Send a lookup of int64 ids, at most `layout.max_rows`. Raises TableUnavailable."""

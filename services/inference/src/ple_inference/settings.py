@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     """Folder of the checkpoint."""
     served_model_name: str = ""
     """How clients call the model; empty: the folder's name."""
-    table_address: str
+    table_address: str = Field(min_length=1)
     """gRPC address of the daemon, such as unix:/run/triplex/table.sock."""
     http_address: str = "127.0.0.1:8100"
     """host:port; port 0 takes a free one."""

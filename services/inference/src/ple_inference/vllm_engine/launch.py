@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ple_inference.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from ple_inference.checkpoint import Checkpoint, read_checkpoint
 from ple_inference.settings import Settings, split_address
+from ple_inference.vllm_engine.model_config import check_config
 from ple_inference.vllm_engine.pipeline import Pipeline
 from ple_inference.vllm_engine.profile import Profile, profile_named
 from ple_inference.vllm_engine.profile_arguments import take_in
@@ -21,27 +22,6 @@ from ple_inference.vllm_engine.vllm_arguments import TableAccess, vllm_arguments
 from ple_inference.vllm_engine.weights import refuse_unloadable
 
 _log = logging.getLogger(__name__)
-# What sizes and hash follow from, of text_config.
-_NEEDED = (
-    "num_hidden_layers",
-    "layer_types",
-    "max_position_embeddings",
-    "hidden_size",
-    "head_dim",
-    "num_key_value_heads",
-    "indexer_head_dim",
-    "indexer_compress_ratio",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-    "hc_count",
-    "ple_conv_kernel_size",
-    "ngram_size",
-    "heads_per_ngram",
-    "eos_token_id",
-)
 
 
 @dataclass(frozen=True)
@@ -63,9 +43,10 @@ class Launch:
 def compose(settings: Settings, run_directory: Path, disabled: Sequence[str], extra: Sequence[str]) -> Launch:
     """Put a start together without looking at this machine. Raises Refused, CheckpointError."""
     checkpoint = read_checkpoint(settings.model)
-    _check_config(checkpoint)
+    check_config(checkpoint)
     profile = _profile(settings, checkpoint.max_positions)
     profile, rest = take_in(profile, extra)
+    _check_length(profile.max_model_len, checkpoint.max_positions)
     (ple_layer,) = checkpoint.text["ple_layer_ids"]
     pipeline = Pipeline.of(profile, int(checkpoint.text["num_hidden_layers"]), ple_layer - 1)
     tensors = Tensors.of(settings.model)
@@ -89,27 +70,20 @@ def compose(settings: Settings, run_directory: Path, disabled: Sequence[str], ex
     )
 
 
-def _check_config(checkpoint: Checkpoint) -> None:
-    text = checkpoint.text
-    missing = next((name for name in _NEEDED if text.get(name) is None), None)
-    if missing is not None:
-        raise CheckpointError(f"{checkpoint.path}/config.json has no text_config.{missing}")
-    kinds, layers = len(text["layer_types"]), text["num_hidden_layers"]
-    if kinds != layers:
-        raise CheckpointError(f"{checkpoint.path}/config.json names {kinds} layer_types for {layers} layers")
-
-
 def _profile(settings: Settings, max_positions: int) -> Profile:
     profile = profile_named(settings.profile)
-    if settings.max_model_len > max_positions:
-        raise Refused(
-            f"max_model_len is {settings.max_model_len}, the checkpoint allows {max_positions}; ask for less"
-        )
     return profile.adapted(
         stages=settings.pipeline_stages,
         max_num_seqs=settings.max_num_seqs if "max_num_seqs" in settings.model_fields_set else 0,
         max_model_len=settings.max_model_len or min(profile.max_model_len, max_positions),
     )
+
+
+def _check_length(max_model_len: int, max_positions: int) -> None:
+    if max_model_len > max_positions:
+        raise Refused(
+            f"max_model_len is {max_model_len}, the checkpoint allows {max_positions}; ask for less"
+        )
 
 
 def executable(environ: Mapping[str, str]) -> str | None:
@@ -126,9 +100,7 @@ def become_vllm(launch: Launch, environ: Mapping[str, str]) -> None:
     path = executable(environ)
     if path is None:
         raise Refused("no vllm in this environment or on PATH; install ple-inference[vllm]")
-    launch.table.wait_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # What a former start said of its lookups is not about this one.
-    launch.table.wait_file.unlink(missing_ok=True)
+    _make_room(launch.table.wait_file)
     _log.info("starting %s", path)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -136,3 +108,15 @@ def become_vllm(launch: Launch, environ: Mapping[str, str]) -> None:
         os.execve(path, [path, *launch.arguments], {**environ, **launch.environment})  # noqa: S606
     except OSError as error:
         raise Refused(f"cannot start {path}: {error.strerror}") from error
+
+
+def _make_room(wait_file: Path) -> None:
+    """A folder for the worker's file, without that of a former start: it is not about this one."""
+    try:
+        wait_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wait_file.unlink(missing_ok=True)
+    except OSError as error:
+        raise Refused(
+            f"cannot use the run directory {wait_file.parent}: {error.strerror}; set XDG_RUNTIME_DIR to a "
+            "folder of yours"
+        ) from error

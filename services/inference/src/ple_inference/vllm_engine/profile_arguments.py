@@ -18,7 +18,8 @@ class _Parser(argparse.ArgumentParser):
 
 def take_in(profile: Profile, extra: Sequence[str]) -> tuple[Profile, tuple[str, ...]]:
     """The profile as `extra` changes it, and the arguments that it knows nothing of. Raises Refused."""
-    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    # vLLM takes any unambiguous beginning of a name, and so must this.
+    parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "bfloat16", "fp8", "fp8_e4m3"))
     parser.add_argument("--max-num-batched-tokens", type=int)

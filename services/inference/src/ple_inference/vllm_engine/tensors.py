@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -36,13 +37,11 @@ class Tensors(dict[str, Tensor]):
         files = index.get("weight_map")
         if not isinstance(files, dict) or not files:
             raise CheckpointError(f"{folder}/model.safetensors.index.json names no tensors")
-        found: dict[str, Tensor] = {}
-        for name in sorted({str(name) for name in files.values()}):
-            found.update(_header(folder / name))
-        missing = next((name for name in files if name not in found), None)
+        headers = {file: _header(folder / file) for file in sorted({str(file) for file in files.values()})}
+        missing = next((name for name, file in files.items() if name not in headers[str(file)]), None)
         if missing is not None:
             raise CheckpointError(f"{folder}/{files[missing]} lacks {missing}, which the index says is there")
-        return cls((name, found[name]) for name in files)
+        return cls((name, headers[str(file)][name]) for name, file in files.items())
 
     def read(self, name: str) -> bytes:
         """The bytes of a small tensor. Raises KeyError, CheckpointError."""
@@ -64,6 +63,10 @@ class Tensors(dict[str, Tensor]):
         tensor = self[name]
         if tensor.dtype != "I64":
             raise CheckpointError(f"{tensor.file}: {name} is {tensor.dtype}, not I64")
+        if tensor.size_bytes != 8 * prod(tensor.shape):
+            raise CheckpointError(
+                f"{tensor.file}: {name} has {tensor.size_bytes} bytes, not those of its shape"
+            )
         return struct.unpack(f"<{prod(tensor.shape)}q", self.read(name))
 
 
@@ -74,17 +77,26 @@ def _header(path: Path) -> dict[str, Tensor]:
             if not 0 < size_bytes <= _MAX_HEADER_BYTES:
                 raise CheckpointError(f"{path} is no safetensors file: a header of {size_bytes} bytes")
             header = json.loads(file.read(size_bytes))
-        return {
+            file_bytes = file.seek(0, os.SEEK_END)
+        found = {
             name: _tensor(path, entry, 8 + size_bytes)
             for name, entry in header.items()
             if name != "__metadata__"
         }
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: its header cannot be read") from error
+    for name, tensor in found.items():
+        if tensor.offset_bytes + tensor.size_bytes > file_bytes:
+            raise CheckpointError(f"{path} ends within {name}, was it copied to its end?")
+    return found
 
 
 def _tensor(path: Path, entry: dict[str, Any], data_bytes: int) -> Tensor:
+    """Raises ValueError, KeyError, TypeError."""
     start, end = entry["data_offsets"]
+    sizes = (start, end - start, *entry["shape"])
+    if any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError("sizes that are none")
     return Tensor(path, str(entry["dtype"]), tuple(entry["shape"]), data_bytes + start, end - start)

@@ -73,6 +73,11 @@ def vllm_arguments(
 ) -> tuple[str, ...]:
     """Arguments of `vllm`, the user's last so that they count. Raises Refused for one that cannot."""
     refuse_unserved(extra)
+    if settings.lookup_deadline_s >= _EXECUTE_DEADLINE_S:
+        raise Refused(
+            f"lookup_deadline_s is {settings.lookup_deadline_s:g}; vLLM ends a step after "
+            f"{_EXECUTE_DEADLINE_S} s, so give less"
+        )
     host, port = split_address(settings.http_address)
     compilation = {
         "mode": 0,

@@ -23,6 +23,7 @@ class Slot:
         """After the last copy out of the slot."""
         self.count = 0
         shared, layout = region.region, region.region.layout
+        self.max_rows = layout.max_rows
         ids_at = layout.slot_offset_bytes(number) + layout.ids_offset_bytes
         self._ids = region.bytes[ids_at : ids_at + 8 * layout.max_rows].view(torch.int64)
         rows_at = shared.rows_offset_bytes(number)
@@ -101,7 +102,10 @@ class LentSlots:
         return self._memory.region
 
     def take(self) -> Slot | None:
-        """The slot whose turn it is, once its last copy has ended; None when all have been given up."""
+        """The slot whose turn it is, once its last copy has ended; None when all have been given up.
+
+        Then so is the session: the next one has slots that can be used.
+        """
         for _ in self.slots:
             slot = self.slots[self._next]
             self._next = (self._next + 1) % len(self.slots)
@@ -109,6 +113,7 @@ class LentSlots:
                 slot.wait()
                 if slot.number not in self.given_up:  # it may have missed its answer while we waited
                     return slot
+        self._memory.give_up()
         return None
 
     def missed(self) -> list[Slot]:

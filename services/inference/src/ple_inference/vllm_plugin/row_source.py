@@ -72,18 +72,30 @@ class RowSource:
 
         Returns at once. What waits for `rows_there` from now on finds the rows; `ids` must stay until then.
         """
+        flat, row_bytes = ids.view(-1), rows.view(-1)
+        while flat.numel():
+            # A daemon may lend slots that are smaller than a step.
+            count = self._deliver_some(flat, row_bytes)
+            flat, row_bytes = flat[count:], row_bytes[count * self._row_bytes :]
+        self.deliveries += 1
+
+    def _deliver_some(self, ids: Tensor, rows: Tensor) -> int:
+        """How many of `ids`, from the first on, were taken care of."""
         slots = self._current_slots()
         with gpu_sync_allowed():
             slot = None if slots is None else slots.take()
         if slot is None:
             self._deliver_staged(ids, rows)
-        else:
-            self.last_lookup_s = slot.taken_s
-            self._deliver_beside(slot, ids, rows)
-        self.deliveries += 1
+            return ids.numel()
+        self.last_lookup_s = slot.taken_s
+        count = min(ids.numel(), slot.max_rows)
+        self._deliver_beside(slot, ids[:count], rows[: count * self._row_bytes])
+        return count
 
     def close(self) -> None:
-        """Wait for what is on the stream, and close the client."""
+        """Wait for what is on the stream, and close the client. Again: nothing."""
+        if self._is_closed:
+            return
         self._drop_slots()
         self._is_closed = True
         os.eventfd_write(self._notice_fd, 1)
@@ -96,9 +108,9 @@ class RowSource:
         # After the ids, and after the step before has read its rows.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            slot.ids.copy_(ids.view(-1), non_blocking=True)
+            slot.ids.copy_(ids, non_blocking=True)
             launch_host_function(native_ring.ADDRESS, slot.record.ctypes.data)
-            rows.view(-1).copy_(slot.rows, non_blocking=True)
+            rows.copy_(slot.rows, non_blocking=True)
             slot.copied.record()
             self._rows_there.record()
 

@@ -1,0 +1,74 @@
+"""What a config.json must say before sizes and hash are computed from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ple_inference.checkpoint import Checkpoint, CheckpointError
+
+# Of text_config.
+_NUMBERS = (
+    "num_hidden_layers",
+    "max_position_embeddings",
+    "hidden_size",
+    "head_dim",
+    "num_key_value_heads",
+    "indexer_head_dim",
+    "indexer_compress_ratio",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "hc_count",
+    "ple_conv_kernel_size",
+    "ngram_size",
+    "heads_per_ngram",
+)
+_NEEDED = (*_NUMBERS, "layer_types", "eos_token_id")
+_OPTIONAL_NUMBERS = ("ple_embed_dim", "make_ngram_vocab_size_divisible_by")
+_LARGEST = 2**31 - 1
+
+
+def check_config(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for what is absent, of another type, or contradicts itself."""
+    text, where = checkpoint.text, f"{checkpoint.path}/config.json"
+    missing = next((name for name in _NEEDED if text.get(name) is None), None)
+    if missing is not None:
+        raise CheckpointError(f"{where} has no text_config.{missing}")
+    for name in (*_NUMBERS, *(name for name in _OPTIONAL_NUMBERS if text.get(name) is not None)):
+        least = 2 if name == "ngram_size" else 1
+        if type(text[name]) is not int or not least <= text[name] <= _LARGEST:
+            raise CheckpointError(
+                f"{where}: text_config.{name} is {_short(text[name])}, not a number of at least {least}"
+            )
+    _check_layers(text, where)
+    _check_kinds(checkpoint.config, where)
+
+
+def _check_layers(text: dict[str, Any], where: str) -> None:
+    kinds, layers, (ple_layer,) = text["layer_types"], text["num_hidden_layers"], text["ple_layer_ids"]
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise CheckpointError(f"{where}: text_config.layer_types is no list of names")
+    if len(kinds) != layers:
+        raise CheckpointError(f"{where} names {len(kinds)} layer_types for {layers} layers")
+    if not 1 <= ple_layer <= layers:
+        raise CheckpointError(f"{where}: ple_layer_ids names layer {ple_layer}, there are {layers}")
+
+
+def _check_kinds(config: dict[str, Any], where: str) -> None:
+    text = config["text_config"]
+    eos = text["eos_token_id"]
+    ids = eos if isinstance(eos, list) else [eos]
+    if not ids or not all(type(id_) is int and 0 <= id_ <= _LARGEST for id_ in ids):
+        raise CheckpointError(f"{where}: text_config.eos_token_id is {_short(eos)}, not a token's id")
+    if not isinstance(config.get("quantization_config") or {}, dict):
+        raise CheckpointError(f"{where}: quantization_config is no object")
+    for dtype in (text.get("dtype"), config.get("dtype"), text.get("mamba_ssm_dtype")):
+        if not isinstance(dtype or "", str):
+            raise CheckpointError(f"{where}: dtype {_short(dtype)} is no name")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
