@@ -48,7 +48,7 @@ class Deployment:
             "TRIPLEX_API_KEYS_FILE": str(keys),
         }
 
-    def compose(self, *words: str, overrides: tuple[Path, ...] = (), deadline_s: float = 240) -> str:
+    def compose(self, *words: str, overrides: tuple[Path, ...] = (), deadline_s: float = 280) -> str:
         """Run one compose command to its end; its output."""
         files = (CHECKOUT / "deploy/compose.cpu.yaml", *overrides)
         command = ["docker", "compose", "-p", PROJECT, *(w for f in files for w in ("-f", str(f))), *words]
