@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import http.client
 import io
 import json
 import struct
@@ -10,11 +11,12 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from gateway_engine import AT_ONCE
-from gateway_load import connected
+from gateway_load import LoadError, connected
 from gateway_servers import Server
 from PIL import Image
 
 _INTERVAL_S = 0.005
+_TIMEOUT_S = 60
 _SIDES = (8000, 6000)
 _NOISY_ROWS = 1500
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -32,6 +34,18 @@ async def longest_wait_s(server: Server, work: Coroutine[Any, Any, Any]) -> floa
             await asyncio.sleep(max(0.0, _INTERVAL_S - answer.took_s()))
         await task
     return longest_s
+
+
+def post(server: Server, body: bytes) -> None:
+    """Send a request and wait for its answer, in a thread of its own: `body` is large."""
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise LoadError(f"{server.url} answered {response.read()[:500]!r}")
+    finally:
+        connection.close()
 
 
 def pictures(count: int) -> Iterator[bytes]:
