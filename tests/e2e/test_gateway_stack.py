@@ -3,7 +3,6 @@
 import json
 import socket
 import struct
-import time
 import urllib.request
 
 import pytest

@@ -114,6 +114,30 @@ def test_connection_lost_after_content(gateway, engine, ending, finished):
     assert len(engine.calls) == 1
 
 
+def test_connection_lost_after_the_end_costs_nothing(gateway, engine):
+    engine.script = play(*stream_of("all"), Call.cut)
+    answered = gateway.chat(stream=True)
+    assert answered.text == "all"
+    assert not any("error" in event for event in answered.events)
+
+
+def test_half_of_a_character_costs_no_answer(gateway, engine):
+    engine.script = answer(200, message("cut \ud83d"))  # as the JSON of Python writes it
+    assert gateway.chat().json["choices"][0]["message"]["content"] == "cut ?"
+
+
+@pytest.mark.parametrize("status", [204, 206, 302])
+def test_status_that_is_no_answer_is_the_engines_fault(gateway, engine, status):
+    engine.script = answer(status, b"")
+    assert gateway.chat().status == 502
+
+
+def test_retry_after_may_be_any_number(gateway, engine):
+    engine.script = answer(429, {"error": {"message": "busy"}}, extra=f"retry-after: {'9' * 400}\r\n")
+    refused = gateway.chat()
+    assert (refused.status, refused.headers["retry-after"]) == (429, "120")
+
+
 def test_usage_that_never_comes(gateway, engine):
     engine.script = play(*stream_of("x", usage=False))
     answered = gateway.chat(stream=True, stream_options={"include_usage": True})

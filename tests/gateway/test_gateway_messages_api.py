@@ -235,6 +235,13 @@ def test_fields_without_meaning_here_are_tolerated(gateway, engine):
     assert set(sent) == {"model", "max_tokens", "messages", "tools", "chat_template_kwargs"}
 
 
+def test_documents_in_results_of_tools_are_text(gateway, engine):
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Page 1."}}
+    result = {"type": "tool_result", "tool_use_id": "x", "is_error": True, "content": [document]}
+    assert post(gateway, messages=[{"role": "user", "content": [result]}]).status == 200
+    assert engine.calls[-1].request["messages"][-1]["content"] == "[error]\nPage 1."
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -278,6 +285,7 @@ def test_fields_without_meaning_here_are_tolerated(gateway, engine):
         ({"tools": [{"name": "a b"}]}, "tools[0]"),
         ({"tools": [{"name": "a", "input_schema": 5}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
+        ({"tool_choice": {"type": ["auto"]}}, "tool_choice"),
         ({"temperature": 9}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),

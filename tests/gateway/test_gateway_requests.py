@@ -256,6 +256,10 @@ def test_accepted_parameters(gateway, engine):
             "messages[0].content[0]",
         ),
         ([USER, {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls[0]"),
+        (
+            [USER, {"role": "assistant", "tool_calls": [{"id": [], "function": {"name": "a"}}]}],
+            "messages[1].tool_calls[0].id",
+        ),
     ],
 )
 def test_bad_messages_name_the_place(gateway, engine, messages, param):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from fake_engine import CAPACITY, DONE, Call, FakeEngine, chunk, complete, message, play, wait_for
+from fake_engine import CAPACITY, DONE, Call, FakeEngine, answer, chunk, complete, message, play, wait_for
 
 
 @pytest.fixture
@@ -298,3 +298,84 @@ def test_metrics_name_the_states_and_no_more(start_gateway, engine):
     assert 'ple_gateway_engine_state{state="ready"} 1.0' in states
     assert "secret" not in page
     assert json.dumps(CAPACITY["num_blocks"] - 2) in page.replace(".0", "")
+
+
+def _metrics_without_sense(call):
+    call.answer(200, b"vllm:num_requests_running 1.2.3\nvllm:num_requests_running +-\n", "text/plain")
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        answer(200, b"[" * 5000),
+        answer(200, b'"well"'),
+        answer(200, {"data": [5], "reasons": {"a": 1}}),
+        answer(200, {"data": [{"id": ["x"]}]}),
+        _metrics_without_sense,
+    ],
+    ids=["deep JSON", "a string", "no models", "nameless models", "metrics"],
+)
+def test_whatever_an_engine_tells_it_is_looked_at_again(start_gateway, engine, probe):
+    gateway = start_gateway(stall_timeout_s=0.9)
+    gateway.wait_ready()
+    engine.health_status = 503
+    wait_for(lambda: gateway.gateway.health.engine.state == "loading", "the engine loads")
+    engine.health_status = 200
+    engine.probe = probe
+    asked = len(engine.probes)
+    wait_for(lambda: len(engine.probes) > asked + 8, "it was asked for all that it tells")
+    assert gateway.chat().status in {200, 503}
+    engine.probe = None
+    engine.health_status = 503
+    wait_for(lambda: gateway.gateway.health.engine.state == "loading", "the next outage is seen")
+    engine.health_status = 200
+    gateway.wait_ready()
+    assert gateway.chat().status == 200
+
+
+def test_look_that_fails_is_not_the_last(start_gateway, engine, monkeypatch, caplog):
+    gateway = start_gateway()
+    gateway.wait_ready()
+
+    def fail(*_):
+        raise AttributeError("of this test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.gateway.models, "refresh", fail)
+        engine.health_status = 503
+        wait_for(lambda: gateway.gateway.health.engine.state == "loading", "the engine loads")
+        engine.health_status = 200
+        wait_for(lambda: "a look failed" in caplog.text, "the look fails")
+    gateway.wait_ready()
+
+
+def test_capacity_that_cannot_be_told_for_once_stays(start_gateway, engine):
+    gateway = start_gateway()
+    wait_for(lambda: gateway.gateway.gate.capacity, "the pool is known")
+    engine.capacity = {"num_blocks": "many"}
+    asked = engine.probes.count("/v1/triplex/capacity")
+    wait_for(lambda: engine.probes.count("/v1/triplex/capacity") > asked + 2, "it was asked again")
+    assert gateway.gateway.gate.capacity.num_blocks == CAPACITY["num_blocks"]
+    engine.capacity = None
+    wait_for(lambda: gateway.gateway.gate.capacity is None, "an engine without that route is noticed")
+
+
+def test_daemon_that_misses_one_look_is_not_down(start_gateway, engine, mortal, monkeypatch):
+    monkeypatch.setattr("ple_gateway.daemon_watch._TIMEOUT_S", 0.2)
+    gateway = start_gateway(daemon_url=mortal.url)
+    daemon = gateway.gateway.health.daemon
+    wait_for(lambda: daemon.state == "ready", "the daemon is ready")
+    missed = []
+
+    def miss_one(call):
+        if not missed:
+            missed.append(call.path)
+            return call.wait_closed()
+        return answer(200, {"state": "ready", "reasons": []})(call)
+
+    mortal.probe = miss_one
+    states = set()
+    wait_for(lambda: states.add(daemon.state) or (missed and daemon._silent_looks == 0), "it is seen again")
+    assert states == {"ready"}
+    mortal.probe = Call.wait_closed
+    wait_for(lambda: daemon.state == "down", "it is down after three")

@@ -465,3 +465,19 @@ def test_one_semantic_retry_before_any_data_and_none_in_a_stream(gateway, engine
     engine.script = complete("{}")
     assert gateway.chat(response_format=formatted(PERSON), stream=True).events[-2]["error"]
     assert len(engine.calls) == 3
+
+
+@pytest.mark.parametrize("name", ["Gr\u00f6\u00dfe", "\u5730\u5740", "My Model", "List`1"])
+def test_definitions_may_have_any_name(gateway, engine, name):
+    inner = {
+        "type": "object",
+        "properties": {"n": {"$ref": f"#/$defs/{name}"}},
+        "additionalProperties": False,
+    }
+    schema = {"type": "object", "properties": {"a": {"$ref": f"#/$defs/{name}"}}, "$defs": {name: inner}}
+    engine.script = complete('{"a": {"n": {}}}')
+    assert gateway.chat(response_format=formatted(schema)).status == 200
+    sent = engine.calls[-1].request["response_format"]["json_schema"]["schema"]
+    assert sent["properties"]["a"]["$ref"] == f"#/$defs/{name}"
+    engine.script = complete('{"a": {"n": 5}}')
+    assert gateway.chat(response_format=formatted(schema)).status == 502

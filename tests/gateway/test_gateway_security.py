@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, suppress
 
 import pytest
-from fake_engine import DONE, answer, complete, play, wait_for
+from fake_engine import DONE, Call, answer, chunk, complete, play, wait_for, waiting_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +63,16 @@ def test_keys_carry_lanes():
     assert (plain.name, hashed.name) == ("key1", "key2")
 
 
-@pytest.mark.parametrize("entry", ["sha256:short", "sha256:" + "g" * 64, "SECRET urgent"])
+def test_keys_of_a_file_from_windows(tmp_path):
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbffirst\r\nsecond background\r\n")
+    keys = load_settings({}, {"api_keys_file": file}).keys()
+    assert [find_key(keys, key) for key in ("first", "second")] == list(keys)
+
+
+@pytest.mark.parametrize(
+    "entry", ["sha256:short", "sha256:" + "g" * 64, "SECRET urgent", "# SECRET", "#SECRET", "SECR\u00c9T"]
+)
 def test_mistakes_in_keys_are_named_without_the_key(entry):
     with pytest.raises(SettingsError, match="API key 1") as caught:
         load_settings({}, {"api_keys": entry})
@@ -160,6 +169,86 @@ def test_head_that_never_ends_is_cut_off(start_gateway):
         assert b"431 Request Header Fields Too Large" in sock.recv(65536)
 
 
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"2\r\n{}\r\n0\r\n", b"x-a: b\r\n" * 100),
+        (b"2\r\n{}\r\n0\r\nx-a: ", b"a" * 1000),
+        (b"1;", b"a" * 1000),
+    ],
+    ids=["trailers", "one trailer", "chunk extension"],
+)
+def test_what_is_no_body_and_never_ends_is_cut_off(gateway, begin, more):
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as sock:
+        sock.sendall(CHUNKED + begin)
+        with pytest.raises(ConnectionError):
+            sock.sendall(more * 20_000)
+
+
+def test_trailers_are_no_headers(gateway, engine):
+    body = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as sock:
+        sock.sendall(CHUNKED + b"%x\r\n%s\r\n0\r\nx-priority: background\r\n\r\n" % (len(body), body))
+        assert read_to(sock, b"}}").startswith(b"HTTP/1.1 200 ")
+        sock.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert read_to(sock, b"}}").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade"])
+def test_offer_of_another_protocol_is_passed_over(gateway, engine, name):
+    """Java's HTTP client offers HTTP/2 with every request."""
+    body = b'{"messages": [{"role": "user", "content": "Upgrade: me"}]}'
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nconnection: Upgrade, HTTP2-Settings\r\nhost: x\r\n%s: h2c\r\n"
+        b"http2-settings: AAEAAEAAAAIAAAAB\r\ncontent-length: %d\r\n\r\n" % (name, len(body))
+    )
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as sock:
+        for _ in range(2):
+            sock.sendall(head + body)
+            assert read_to(sock, b"}}").startswith(b"HTTP/1.1 200 ")
+    assert [call.request["messages"][0]["content"] for call in engine.calls] == ["Upgrade: me"] * 2
+
+
+def test_count_of_retries_may_have_any_length(gateway):
+    said = {"messages": [{"role": "user", "content": "hi"}]}
+    headers = {"x-stainless-retry-count": "1" * 5000}
+    assert gateway.request("POST", "/v1/chat/completions", said, headers=headers).status == 200
+
+
+def test_slow_bodies_of_one_key_leave_room_for_others(start_gateway):
+    gateway = start_gateway(
+        api_keys="slow,other", max_in_flight=4, max_queued=4, max_in_flight_per_key=2, max_queued_per_key=1
+    )
+    address = ("127.0.0.1", gateway.port)
+    head = CHUNKED.replace(b"host: x", b"host: x\r\nauthorization: Bearer slow")
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(address, timeout=5)).sendall(head)
+        last = stack.enter_context(socket.create_connection(address, timeout=5))
+        wait_for(lambda: gateway.gateway.gate.tickets == 3, "three bodies are being read")
+        last.sendall(head)
+        assert last.recv(65536).startswith(b"HTTP/1.1 429 ")
+        said = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = gateway.request("POST", "/v1/chat/completions", said, {"authorization": "Bearer other"})
+        assert answer.status == 200
+
+
+def test_answer_that_nobody_reads_is_dropped(start_gateway, engine, monkeypatch):
+    monkeypatch.setattr("ple_gateway.connection._UNREAD_MS", 300)
+    gateway = start_gateway(keepalive_interval_s=0)
+    engine.script = complete("x" * 20_000_000)
+    with gateway.open_chat():
+        wait_for(lambda: engine.calls, "the engine is asked")
+        wait_for(lambda: gateway.gateway.gate.idle, "the answer is written")
+        wait_for(lambda: not gateway.server.server_state.connections, "the connection is given up")
+
+
 def test_connections_are_bounded(start_gateway):
     gateway = start_gateway(max_connections=5)
     with ExitStack() as stack:
@@ -177,6 +266,17 @@ def test_malformed_http_is_a_400(gateway):
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as sock:
         sock.sendall(b"\x16\x03\x01 this is TLS\r\n\r\n")
         assert read_all(sock).startswith(b"HTTP/1.1 400 ")
+
+
+def test_garbage_behind_a_request_does_not_get_into_its_answer(gateway, engine):
+    go_on = threading.Event()
+    engine.script = play(chunk({"content": "some"}), waiting_for(go_on), Call.reset)
+    with gateway.open_chat(stream=True) as sock:
+        assert read_to(sock, b"some").startswith(b"HTTP/1.1 200 ")
+        sock.sendall(b"no HTTP")
+        rest = read_all(sock)
+        go_on.set()
+    assert b"HTTP/1.1" not in rest
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/triplex/overrides", "/tokenizer_info", "/load"])

@@ -314,6 +314,16 @@ def test_held_text_is_never_lost(tags, data):
     assert all(call.name in SCHEMAS for call in calls)
 
 
+@pytest.mark.parametrize("head", ['<tool_call>{"a":"', "<function=write>"])
+def test_text_that_never_becomes_a_call_is_not_held_for_ever(head):
+    watch = MarkupWatch(SCHEMAS, hold=True)
+    pieces = [head, *["x</function>"] * 200]
+    released = [watch.feed(piece) for piece in pieces]
+    assert released[0] == released[1] == ""
+    assert released[-1] == pieces[-1]
+    assert "".join(released) + watch.finish()[0] == "".join(pieces)
+
+
 @given(st.dictionaries(st.text(max_size=4), st.text(max_size=8)), st.data())
 def test_think_markers_go_but_not_out_of_strings(value, data):
     text = json.dumps({**value, "</think>": "a</think>b"}, ensure_ascii=False)

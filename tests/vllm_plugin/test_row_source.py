@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -201,6 +202,37 @@ def test_no_garbage_is_collected_while_the_stream_waits(make_source, mortal, mon
     assert delivered(source, [2]) == [2]
     assert collects == [False]
     wait_until(gc.isenabled)
+
+
+def test_rows_are_right_whatever_happens_to_the_daemon_and_when(make_source, mortal) -> None:
+    """Ended, killed or stopped while steps go on, at moments that a seed draws."""
+    source, rng = make_source(mortal), random.Random(1)
+    steps, faults = 0, [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]
+    rng.shuffle(faults)
+    disturbing: threading.Thread | None = None
+    while faults or disturbing is not None:
+        if disturbing is None:
+            disturbing = threading.Thread(target=disturb, args=(mortal, faults.pop(), rng.uniform(0, 0.02)))
+            disturbing.start()
+        elif not disturbing.is_alive():
+            disturbing = None
+        ids = [rng.randrange(31_000) for _ in range(rng.choice([1, 16, 600]))]
+        assert delivered(source, ids) == ids
+        steps += 1
+    assert source.errors == []
+    assert steps > 5
+
+
+def disturb(daemon: Daemon, fault: signal.Signals, after_s: float) -> None:
+    threading.Event().wait(after_s)
+    if fault == signal.SIGSTOP:
+        daemon.stop()
+        threading.Event().wait(after_s + 0.4)  # longer than an answer may take
+        daemon.process.send_signal(signal.SIGCONT)
+        return
+    daemon.process.send_signal(fault)
+    daemon.process.wait(60)
+    daemon.start()
 
 
 def test_a_slow_answer_costs_its_slot(make_source, mortal) -> None:

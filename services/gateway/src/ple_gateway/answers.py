@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from ple_gateway.choice import ChoiceRelay, Expected
-from ple_gateway.chunks import complete_usage, head_of
+from ple_gateway.chunks import complete_usage, decode_broken, head_of
 from ple_gateway.engine_errors import from_engine_frame
 from ple_gateway.errors import backend_lost
 from ple_gateway.tool_calls import Note
@@ -59,8 +59,8 @@ async def _check_message(choice: dict[str, Any], message: dict[str, Any], relay:
 def _decode(body: bytes) -> dict[str, Any]:
     try:
         answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise backend_lost("The engine's answer is no JSON.") from exc
+    except (msgspec.DecodeError, RecursionError):
+        answer = decode_broken(body, "answer")
     if isinstance(answer, dict) and answer.get("error"):
         raise from_engine_frame(answer["error"])
     choices = answer.get("choices") if isinstance(answer, dict) else None

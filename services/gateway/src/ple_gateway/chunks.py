@@ -177,17 +177,17 @@ def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         chunk = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        chunk, data = _decode_broken(data), b""
+        chunk, data = decode_broken(data, "event"), b""
     choices = chunk.get("choices") if isinstance(chunk, dict) else 0
     if not isinstance(choices, list | None) or not all(isinstance(choice, dict) for choice in choices or []):
         raise backend_lost("The engine sent an event that is no chunk.")
     return chunk, data
 
 
-def _decode_broken(data: bytes) -> Any:
-    """Parse what a strict parser refuses: cut UTF-8 becomes U+FFFD, lone surrogates too."""
+def decode_broken(data: bytes, what: str) -> Any:
+    """Parse what a strict parser refuses: cut UTF-8 becomes U+FFFD, lone surrogates `?`; GatewayError."""
     try:
         text = json.dumps(json.loads(data.decode("utf-8", "replace"), strict=False), ensure_ascii=False)
         return msgspec.json.decode(text.encode("utf-8", "replace"))
     except (ValueError, RecursionError, msgspec.DecodeError) as exc:
-        raise backend_lost("The engine sent an event that is no JSON.") from exc
+        raise backend_lost(f"The engine sent an {what} that is no JSON.") from exc

@@ -1,11 +1,16 @@
-"""One client's connection: uvicorn's, with a limit on the time and bytes that a request's head may take."""
+"""One client's connection: uvicorn's, with limits on the time and bytes of what is not a request's body."""
 
 import asyncio
+import re
+import socket
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MAX_HEAD_BYTES: Final = 64 * 1024
+# Longer, and a client that reads nothing is gone: what it was sent would be held for ever.
+_UNREAD_MS: Final = 60_000
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _LATE: Final = (408, b"Request Timeout", b'{"error":{"message":"The request head did not arrive in time.",')
 _LONG: Final = (
     431,
@@ -27,8 +32,8 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-        self._in_head = True
+        self._framing_bytes = 0  # since the last head or piece of a body
+        self._in_body = False
         self._seen_request = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -37,28 +42,52 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self.max_connections:
             transport.abort()
             return
+        sock: socket.socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, and count what belongs to a head."""
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > _MAX_HEAD_BYTES:
+        """Feed the parser, and count what is no body: heads, trailers, what stands between chunks."""
+        self._framing_bytes += len(data)
+        super().data_received(data if self._in_body else _without_upgrade(data))
+        if self._framing_bytes > _MAX_HEAD_BYTES:
             self._refuse(_LONG)
 
     def on_message_begin(self) -> None:
         """The first byte of the next request on this connection."""
         super().on_message_begin()
-        if not self._in_head:
+        if self._seen_request:  # for the first one the time runs already
             self._expect_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers, which uvicorn would add to the headers, are dropped."""
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._framing_bytes = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """The head is there."""
-        self._in_head = False
+        self._in_body, self._framing_bytes = True, 0
         self._seen_request = True
         self._forget_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is there, and its trailers."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; without a word in the middle of another answer."""
+        begun = self._seen_request and (self.cycle.response_started or self.pipeline)
+        if begun and not self.cycle.response_complete:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave no timer behind."""
@@ -66,7 +95,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _expect_head(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._framing_bytes = 0
         self._forget_timer()
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._refuse, _LATE)
 
@@ -85,6 +114,15 @@ class Connection(HttpToolsProtocol):
             body = begin + _REST
             self.transport.write(_HEAD % (status, phrase, len(body)) + body)
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Hide an offer to change the protocol, which servers may ignore: the parser would drop the body.
+
+    Java's HTTP client offers HTTP/2 with every request.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body if _UPGRADE.search(head) else data
 
 
 def connection_class(head_timeout_s: float, max_connections: int) -> type[Connection]:

@@ -7,7 +7,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ple_gateway.errors import GatewayError
 
-_EXPOSED = "openai-processing-ms, retry-after, x-request-id, x-should-retry"
+_EXPOSED = (
+    "openai-processing-ms, request-id, retry-after, x-request-id, x-should-retry, "
+    "x-triplex-schema-lowered, x-triplex-schema-slow"
+)
 _MAX_AGE_S = 600
 
 

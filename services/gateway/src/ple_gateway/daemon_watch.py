@@ -6,10 +6,11 @@ from collections.abc import Callable
 import msgspec
 
 from ple_gateway.engine_metrics import read_samples
-from ple_gateway.upstream import Upstream, UpstreamError
+from ple_gateway.upstream import AnswerTimeoutError, Upstream, UpstreamError
 
 _COLD = "ple_daemon_major_faults_total"  # page reads that a lookup waited for
 _TIMEOUT_S = 3.0
+_SILENT_LOOKS = 3  # a daemon whose drive is busy may miss one
 _IDLE_S = 4.0
 _FIGURES_EVERY_S = 2.0
 _MAX_PAGE_BYTES = 2**20
@@ -22,6 +23,7 @@ class DaemonWatch:
         self._upstream = Upstream(url, {}, connect_timeout_s=_TIMEOUT_S, idle_s=_IDLE_S) if url else None
         self._changed = changed
         self._sampled_s = 0.0
+        self._silent_looks = 0
         self.state = "unknown"
         self.reasons: list[str] = []
         self.figures: dict[str, float] = {}
@@ -46,13 +48,20 @@ class DaemonWatch:
             body = msgspec.json.decode(ready.body)
             reported = (str(body["state"])[:20], [str(reason)[:200] for reason in body["reasons"][:10]])
         except UpstreamError as exc:
-            self._set("down", [f"cannot be reached ({exc})"])
+            self._note_silence(exc)
             return
-        except (msgspec.DecodeError, LookupError, TypeError):
+        except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
             self._set("down", ["its /readyz is not a daemon's"])
             return
+        self._silent_looks = 0
         self._set(*reported) if ready.status == 200 else self._set("down", reported[1] or [reported[0]])
         await self._read_figures(self._upstream)
+
+    def _note_silence(self, exc: UpstreamError) -> None:
+        self._silent_looks += 1
+        well = self.state not in {"unknown", "down"}
+        if not well or self._silent_looks >= _SILENT_LOOKS or not isinstance(exc, AnswerTimeoutError):
+            self._set("down", [f"cannot be reached ({exc})"])
 
     def _set(self, state: str, reasons: list[str]) -> None:
         self.state, self.reasons = state, reasons

@@ -71,4 +71,4 @@ class Duplicates:
 
 def _is_retry(headers: Headers) -> bool:
     count = headers.get("x-stainless-retry-count", "")
-    return count.isascii() and count.isdigit() and int(count) > 0
+    return count.isascii() and count.isdigit() and bool(count.strip("0"))

@@ -21,6 +21,8 @@ def from_engine(status: int, body: bytes, *, retry_after: str | None = None) -> 
     Knows OpenAI's shape with integer codes (vLLM), a bare string under `error`, FastAPI's `detail`, a flat
     object with `message`, HTML pages and plain text.
     """
+    if status < 400:
+        return backend_lost(f"The engine answered with status {status}, which is no answer.")
     error = _error_object(body)
     message = _message(error, body) or f"The engine answered with status {status}."
     param = error.get("param") if isinstance(error.get("param"), str) else None

@@ -9,9 +9,8 @@ _GENERATED = {"vllm:generation_tokens_total", "ple_inference_generation_tokens_t
 _READ = {"vllm:prompt_tokens_total", "ple_inference_prompt_tokens_total"}
 # These move while a long prompt is read, which counts as tokens only when it is done.
 _SIGNS = {"vllm:kv_cache_usage_perc", "vllm:request_success_total", "ple_inference_table_lookups_total"}
-_SAMPLE = re.compile(
-    rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})? ([0-9.eE+-]+|NaN|[+-]Inf)(?: [0-9]+)?$", re.M
-)
+_NUMBER = rb"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?"
+_SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})? (" + _NUMBER + rb")(?: [0-9]+)?$", re.M)
 
 
 @dataclass(frozen=True)

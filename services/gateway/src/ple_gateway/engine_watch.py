@@ -1,6 +1,7 @@
 """What state the engine is in: asked every two seconds, and proven by a first token before it is used."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -16,6 +17,7 @@ from ple_gateway.models import ModelCatalogue
 from ple_gateway.settings import Settings
 from ple_gateway.upstream import ConnectError, Reply, UpstreamError
 
+_LOG = logging.getLogger(__name__)
 WAITING_FOR_TABLE = "waiting_for_table"
 _STALLED = "engine_stalled"  # our inference's own verdict, from the steps that its worker counts
 _DEAD = "engine_dead"
@@ -126,9 +128,12 @@ class EngineWatch:
         try:
             answer = await self._engine.get("/v1/triplex/capacity")
             body = msgspec.json.decode(answer.body) if answer.status == 200 else None
-        except (UpstreamError, msgspec.DecodeError):
+        except (UpstreamError, msgspec.DecodeError, RecursionError):
             return
-        self._gate.capacity = parse_capacity(body)
+        capacity = parse_capacity(body)
+        # A look that failed says nothing: without a pool all that waits would be sent at once.
+        if capacity or answer.status == 404:
+            self._gate.capacity = capacity
 
     async def _is_stalled(self, reasons: list[str]) -> bool:
         now_s = time.monotonic()
@@ -181,9 +186,12 @@ class EngineWatch:
 
 
 async def keep_looking(look: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]) -> None:
-    """Look, pause, look again, until cancelled; one look at a time."""
+    """Look, pause, look again, until cancelled; one look at a time, and none is the last."""
     while True:
-        await look()
+        try:
+            await look()
+        except Exception:
+            _LOG.exception("a look failed by a fault of the gateway")
         await pause()
 
 
@@ -197,7 +205,7 @@ def _reasons(health: Reply) -> list[str]:
     """Read the reasons our inference gives with its health; other engines have none."""
     try:
         body = msgspec.json.decode(health.body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return []
     reasons = body.get("reasons") if isinstance(body, dict) else None
     return [str(reason)[:200] for reason in reasons[:10]] if isinstance(reasons, list) else []

@@ -78,7 +78,7 @@ class GatewayError(Exception):
         """Headers beside the content type."""
         headers = dict(self._headers)
         if self.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, min(MAX_RETRY_AFTER_S, round(self.retry_after_s))))
+            headers["retry-after"] = str(max(1, round(min(MAX_RETRY_AFTER_S, self.retry_after_s))))
         if self.may_retry is not None:
             headers["x-should-retry"] = "true" if self.may_retry else "false"
         return headers

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Gate:
         self._metrics = metrics
         self._decisions: dict[Ticket, asyncio.Future[None]] = {}
         self._ticking: asyncio.TimerHandle | None = None
-        self._tickets = 0
+        self._tickets: Counter[str | None] = Counter()  # by key
         self._random = random.Random()  # noqa: S311 jitter is no secret
         self._settled = asyncio.Event()
         self._holds = settings.hold_timeout_s > 0
@@ -56,7 +57,12 @@ class Gate:
         """Whether no request holds a ticket, a place in the queue, or blocks."""
         scheduler = self._scheduler
         held = scheduler.running or scheduler.waiting or scheduler.used_blocks or scheduler.used_sequences
-        return self._tickets == 0 and not held
+        return not self.tickets and not held
+
+    @property
+    def tickets(self) -> int:
+        """How many requests were accepted and have not ended."""
+        return self._tickets.total()
 
     @property
     def capacity(self) -> Capacity | None:
@@ -101,17 +107,21 @@ class Gate:
     @contextmanager
     def ticket(self, exchange: Exchange) -> Iterator[None]:
         """Admit a request before any work is done for it; raises 503 or 429 when it could not even wait."""
-        if self._tickets >= self._limits.max_in_flight + self._limits.max_queued:
+        limits, key = self._limits, exchange.key
+        if self.tickets >= limits.max_in_flight + limits.max_queued:
             raise self._refused(Refusal.QUEUE_FULL, Lane.INTERACTIVE)
+        # Also those whose bodies are still being read: a key's slow ones must not take everyone's tickets.
+        if key is not None and self._tickets[key] >= limits.max_in_flight_per_key + limits.max_queued_per_key:
+            raise self._refused(Refusal.KEY_LIMIT, Lane.INTERACTIVE)
         try:
-            self._scheduler.check_room(exchange.key)
+            self._scheduler.check_room(key)
         except RefusedError as exc:
             raise self._refused(exc.refusal, Lane.INTERACTIVE) from exc
-        self._tickets += 1
+        self._tickets[key] += 1
         try:
             yield
         finally:
-            self._tickets -= 1
+            self._tickets[key] -= 1
 
     @asynccontextmanager
     async def place(

@@ -26,6 +26,7 @@ from ple_gateway.preparation import Job, Preparation
 from ple_gateway.relay import EventStream, serve_events
 from ple_gateway.settings import Settings
 from ple_gateway.stages import Prefill, StageClock, StageClocks
+from ple_gateway.upstream import UpstreamError
 
 _END_TIMEOUT_S = 0.2
 _WORTH_A_RETRY = {"empty_answer", "schema_violation"}
@@ -214,7 +215,7 @@ class Generation:
 
 async def _read_to_end(raw: AsyncIterator[bytes]) -> None:
     """Let the engine finish its response, so that the connection can be used again; but do not wait long."""
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, UpstreamError):  # the answer is complete, whatever happens now
         async with asyncio.timeout(_END_TIMEOUT_S):
             async for _ in raw:
                 pass

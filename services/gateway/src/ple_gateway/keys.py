@@ -11,6 +11,7 @@ from ple_gateway.scheduler import Lane
 
 _HASHED = "sha256:"
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
+_SENDABLE = re.compile(r"[!-~]+")  # in a header
 _LANES: dict[str, Lane] = {lane.label: lane for lane in Lane}
 
 
@@ -35,6 +36,10 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
 def _parse(entry: str, number: int) -> ApiKey:
     key, _, lane = entry.partition(" ")
     lane = lane.strip()
+    if entry.startswith("#"):
+        raise ValueError(f"API key {number} begins with #: keys stand alone, without comments")
+    if not _SENDABLE.fullmatch(key):
+        raise ValueError(f"API key {number} holds characters that no client can send; use plain ASCII")
     if lane and lane not in _LANES:
         raise ValueError(
             f"API key {number} is followed by something that is no lane: interactive or background"

@@ -237,6 +237,8 @@ def _call(call: Any, name: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid("A tool call needs `function` with `name` and `arguments`.", param=name)
+    if not isinstance(call.get("id", ""), str | None):
+        raise _wrong(f"{name}.id", "a string")
     arguments = function.get("arguments")
     if arguments in (None, "", "null"):
         arguments = "{}"

@@ -27,9 +27,10 @@ class ModelCatalogue:
         try:
             reply = await self._engine.get("/v1/models")
             listing = msgspec.json.decode(reply.body) if reply.status == 200 else None
-        except (UpstreamError, msgspec.DecodeError):
+        except (UpstreamError, msgspec.DecodeError, RecursionError):
             return
-        if isinstance(listing, dict) and isinstance(listing.get("data"), list) and listing["data"]:
+        models = listing.get("data") if isinstance(listing, dict) else None
+        if isinstance(models, list) and models and all(map(_is_model, models)):
             self._listing = listing
             self._fetched_s = time.monotonic()
 
@@ -81,6 +82,10 @@ class ModelCatalogue:
             if model.get("id") == wanted:
                 return _json(model)
         raise model_not_found(wanted)
+
+
+def _is_model(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
 
 
 def _json(content: Any) -> Response:

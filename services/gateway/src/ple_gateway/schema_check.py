@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 import jsonschema_rs
 import msgspec
@@ -14,6 +15,7 @@ from ple_gateway.schema_rules import SchemaLimits
 from ple_gateway.schema_validator import compile_validator, pointer_of
 
 _CACHED_VALIDATORS = 64
+_URL_CHARS = "#%/?:@!$&'()*+,;=~[]"
 
 
 @dataclass(frozen=True)
@@ -67,4 +69,9 @@ def fault_of_answer(text: str, encoded: bytes) -> str | None:
 @lru_cache(maxsize=_CACHED_VALIDATORS)
 def validator_for(encoded: bytes) -> Any:
     """Return the validator of a schema given as JSON; raises GatewayError 400."""
-    return compile_validator(msgspec.json.decode(encoded))
+    schema = msgspec.json.decode(encoded)
+    for _, node, _ in schema_rules.walk(schema):
+        if isinstance(node.get("$ref"), str):
+            # Definitions are named in any language; the validator wants references as URLs are written.
+            node["$ref"] = quote(node["$ref"], safe=_URL_CHARS)
+    return compile_validator(schema)

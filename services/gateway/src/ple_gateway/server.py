@@ -36,7 +36,7 @@ def bind(address: str) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """A server that drains on SIGTERM and SIGINT, and exits with 0 after it."""
+    """A server that drains on SIGTERM, SIGINT and SIGHUP, and exits with 0 after it."""
 
     def __init__(self, settings: Settings) -> None:
         app: FastAPI = create_app(settings)
@@ -82,5 +82,7 @@ def serve(settings: Settings, listener: socket.socket) -> bool:
         settings.engine_url,
     )
     server = Server(settings)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, server.handle_exit)
     server.run(sockets=[listener])
     return server.started

@@ -154,7 +154,7 @@ class Settings(BaseSettings):
         text = self.api_keys.get_secret_value() if self.api_keys else ""
         if self.api_keys_file:
             try:
-                text += "\n" + self.api_keys_file.read_text(encoding="utf-8")
+                text += "\n" + self.api_keys_file.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as exc:
                 raise ValueError(f"api_keys_file {self.api_keys_file} cannot be read: {exc}") from exc
         keys = parse_keys(text)

@@ -23,6 +23,8 @@ _XML_CALL = re.compile(
 )
 _PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
 _MAX_NAME_CHARS = 128
+_HEAD_CHARS = 256  # a marker, blanks and a name
+_MAX_FRUITLESS = 64  # each look reads all that is held, so that their number needs a bound
 
 Tools = Mapping[str, Any]  # a function's name -> its JSON schema
 
@@ -48,6 +50,7 @@ class MarkupWatch:
         self._held = ""
         self._looked_at = 0  # before this the held text has no closer
         self._followed = False  # a closer was seen: what follows decides
+        self._fruitless = 0  # how often no call was found since then
         self.seen = False
 
     def feed(self, text: str) -> str:
@@ -74,14 +77,17 @@ class MarkupWatch:
         return held, calls if end == len(held) else []
 
     def _release(self, length: int) -> str:
+        if not length:
+            return ""
         text, self._held = self._held[:length], self._held[length:]
         self._looked_at = 0
         self._followed = False
+        self._fruitless = 0
         return text
 
     def _may_be_call(self) -> bool:
         """Whether the held text, which begins with a marker, can still become calls and nothing else."""
-        if not _head_fits(self._held, self._tools):
+        if not _head_fits(self._held[:_HEAD_CHARS], self._tools):
             return False
         start, self._looked_at = self._looked_at, max(0, len(self._held) - _LONGEST)
         if self._followed or any(closer in self._held[start:] for closer in _CLOSERS):
@@ -92,6 +98,9 @@ class MarkupWatch:
     def _ends_in_calls(self) -> bool:
         calls, end = _calls_at_start(self._held, self._tools)
         if not calls:
+            self._fruitless += 1
+            if self._fruitless > _MAX_FRUITLESS:
+                return False
             end = max(self._held.rfind(closer) + len(closer) for closer in _CLOSERS)
             if self._held[:end].endswith("</tool_call>"):
                 return False

@@ -85,12 +85,15 @@ class _History:
 
     def _add_result(self, block: dict[str, Any], name: str) -> None:
         content = block.get("content") or []
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if not isinstance(parts, list):
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(blocks, list):
             raise invalid("The content of a tool's result must be a string or a list of blocks.", param=name)
-        marked = [{"type": "text", "text": "[error]"}, *parts] if block.get("is_error") else parts
-        numbers = [max(0, index - (len(marked) - len(parts))) for index in range(len(marked))]
-        message = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": marked}
+        parts = [({"type": "text", "text": "[error]"}, 0)] if block.get("is_error") else []
+        for index, inner in enumerate(blocks):
+            parts += [(part, index) for part in _plain(inner, f"{name}.content[{index}]")]
+        numbers = [index for _, index in parts]
+        content = [part for part, _ in parts]
+        message = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
         self._append(message, name, name + ".content[{}]", numbers)
 
     def _add_assistant(self, blocks: list[Any], name: str) -> None:
@@ -175,7 +178,7 @@ def _tool_choice(choice: Any) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     if kind == "tool" and isinstance(choice.get("name"), str):
         chosen["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         chosen["tool_choice"] = _CHOICES[kind]
     else:
         raise invalid("`tool_choice.type` must be auto, any, none, or tool with `name`.", param="tool_choice")
