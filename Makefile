@@ -34,7 +34,11 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
+<<<<<<< HEAD
 .PHONY: help setup run serve up down test test-containers soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench lock clean
+=======
+.PHONY: help setup run serve test soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
+>>>>>>> 6f228bf2375a1c90c08889cd28d2f04e7bd53cc1
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -199,6 +203,15 @@ bench: $(READY) var/models/triplex-tiny/config.json ## print the ratios that the
 	@$(BIN)/python bench/daemon_bench.py
 	$(BIN)/python bench/shm_bench.py
 	$(BIN)/python bench/gateway_bench.py
+
+# Kept apart from the environment, whose versions its pins exclude.
+var/litellm/bin/litellm: constraints/litellm.txt | $(READY)
+	@$(BIN)/python -m venv --clear var/litellm
+	var/litellm/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off -r $<
+	touch $@
+
+bench-litellm: $(READY) var/litellm/bin/litellm ## the gateway's ratios with LiteLLM's proxy beside it
+	@$(BIN)/python bench/gateway_bench.py --litellm var/litellm/bin/litellm
 
 lock: $(READY) ## write both constraints files anew from the newest versions that the projects admit
 	@$(BIN)/python -m venv --clear var/lock-venv

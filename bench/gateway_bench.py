@@ -1,280 +1,240 @@
-"""What the gateway adds to a request and to a streamed token, against talking to the engine directly.
+"""What the gateway costs: time added to requests, tokens a second, pauses, memory; beside LiteLLM's proxy.
 
-Both sides are asked in turn, so that whatever else the machine does hits both; each figure is the median over
-the rounds of the median within a round.
+All sides are asked in turn, so that whatever else the machine does hits each of them; a figure is the median
+over the rounds. "direct" is the engine itself, which costs next to nothing: what it does is also the most
+that this client and this engine can do here. The gateway and LiteLLM are one process each.
 """
 
 import argparse
 import asyncio
-import http.client
-import json
 import os
-import re
-import signal
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from pathlib import Path
 
-_START_TIMEOUT_S = 60
-_REQUEST_TIMEOUT_S = 120
+import gateway_servers as servers
+import uvloop
+from gateway_engine import AT_ONCE, PACED, TOKENS_PER_S
+from gateway_load import Answer, Connection, LoadError, chat, connected
+from gateway_pauses import longest_wait_s, pictures, post
+from gateway_servers import Server
+
+_CHAT = "/v1/chat/completions"
+_REQUESTS = 30  # of a round, one by one
+_CONNECTIONS = 16
+_WINDOW_S = 2.0
+_PACED_STREAMS = 100
+_PACED_TOKENS = 300
 _EXAMPLES = """\
 examples:
   .venv/bin/python bench/gateway_bench.py
-  .venv/bin/python bench/gateway_bench.py --engine-url http://127.0.0.1:8100 --tokens 32 --requests 5
+  .venv/bin/python bench/gateway_bench.py --litellm var/litellm/bin/litellm request throughput
 """
+
+Sides = dict[str, Server]
+Figures = dict[str, list[float]]
 
 
 def main() -> int:
     """Run the benchmark; returns the exit status."""
     options = _options()
-    if options.engine_only:
-        asyncio.run(_serve_engine())
-        return 0
     with ExitStack() as stack:
-        command = [sys.executable, __file__, "--engine-only"]
-        engine = options.engine_url or stack.enter_context(_process(command, r"engine url=(\S+)"))
-        gateway = stack.enter_context(_gateway(engine))
-        sides = {"direct": _Side(engine, options.tokens), "gateway": _Side(gateway, options.tokens)}
-        for side in sides.values():
-            stack.callback(side.close)
-        print(f"{options.rounds} rounds of {options.requests} requests, {options.streams} streams, {engine}")
-        _report("request, ms", _interleaved(sides, _Side.request_s, options.rounds, options.requests), 1e3)
-        _report(
-            "first token, ms", _interleaved(sides, _Side.first_token_s, options.rounds, options.streams), 1e3
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        direct = stack.enter_context(servers.engine(folder))
+        sides = {"direct": direct, "gateway": stack.enter_context(servers.gateway(folder, direct.url))}
+        if options.litellm:
+            sides["litellm"] = stack.enter_context(servers.litellm(folder, options.litellm, direct.url))
+        print(
+            f"medians of {options.rounds} rounds; load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors"
         )
-        _report(
-            "streamed token, us", _interleaved(sides, _Side.token_s, options.rounds, options.streams), 1e6
-        )
+        try:
+            for name in options.measure or _MEASUREMENTS:
+                uvloop.run(_MEASUREMENTS[name](sides, options.rounds))
+        except LoadError as exc:
+            raise SystemExit(f"gateway_bench: {exc}") from None
+        print(f"load {os.getloadavg()[0]:.1f}")
     return 0
 
 
 def _options() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, epilog=_EXAMPLES, formatter_class=raw)
-    parser.add_argument(
-        "--engine-url", help="a running engine; without it a trivial one is started on loopback"
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="at least 5 (default 7)")
-    parser.add_argument("--requests", type=int, default=30, help="requests a round and side (default 30)")
-    parser.add_argument("--streams", type=int, default=5, help="streams a round and side (default 5)")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens of a stream (default 200)")
-    parser.add_argument("--engine-only", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("measure", nargs="*", help=f"of {', '.join(_MEASUREMENTS)}; all when none is named")
+    parser.add_argument("--litellm", metavar="PATH", help="the executable of LiteLLM's proxy, a third side")
+    parser.add_argument("--rounds", type=int, default=5, help="at least 5 (default 5)")
     options = parser.parse_args()
     if options.rounds < 5:
         parser.error("--rounds must be at least 5")
+    if unknown := set(options.measure) - set(_MEASUREMENTS):
+        parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
     return options
 
 
-@dataclass
-class _Side:
-    """One way to the engine, over one connection that stays open."""
-
-    url: str
-    tokens: int
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        self._connection = http.client.HTTPConnection(
-            parts.hostname or "", parts.port, timeout=_REQUEST_TIMEOUT_S
-        )
-        self._ask("GET", "/v1/models")
-        self._model = json.loads(self._connection.getresponse().read())["data"][0]["id"]
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _ask(self, method: str, path: str, **fields: object) -> None:
-        body = json.dumps(fields) if fields else None
-        self._connection.request(method, path, body, {"content-type": "application/json"})
-
-    def _chat(self, tokens: int, *, stream: bool) -> http.client.HTTPResponse:
-        messages = [{"role": "user", "content": "Count from one to a thousand."}]
-        self._ask(
-            "POST",
-            "/v1/chat/completions",
-            model=self._model,
-            messages=messages,
-            temperature=0,
-            max_tokens=tokens,
-            stream=stream,
-        )
-        response = self._connection.getresponse()
-        if response.status != 200:
-            raise SystemExit(
-                f"gateway_bench: {self.url} answers {response.status}: {response.read()[:300]!r}"
-            )
-        return response
-
-    def request_s(self) -> float:
-        """Seconds for one short answer in one piece."""
-        began_s = time.perf_counter()
-        self._chat(1, stream=False).read()
-        return time.perf_counter() - began_s
-
-    def _stream_s(self, tokens: int) -> tuple[float, float]:
-        """Seconds to the first event, and from it to the last for each event."""
-        began_s = time.perf_counter()
-        response = self._chat(tokens, stream=True)
-        arrived_s = [time.perf_counter() for line in response if line.startswith(b"data: {")]
-        return arrived_s[0] - began_s, (arrived_s[-1] - arrived_s[0]) / max(1, len(arrived_s) - 1)
-
-    def first_token_s(self) -> float:
-        """Seconds to the first event of a stream."""
-        return self._stream_s(2)[0]  # more would compete with the first for the machine
-
-    def token_s(self) -> float:
-        """Seconds for each event after the first."""
-        return self._stream_s(self.tokens)[1]
+# One request at a time.
 
 
-def _interleaved(
-    sides: dict[str, _Side], measure: Callable[[_Side], float], rounds: int, repeats: int
-) -> dict[str, float]:
-    for side in sides.values():
-        measure(side)  # connections, caches and first-time code are not what is measured
-    medians: dict[str, list[float]] = {name: [] for name in sides}
+async def _request(sides: Sides, rounds: int) -> None:
+    body = chat(AT_ONCE, 1, stream=False)
+    _report_added("request, ms", await _one_by_one(sides, rounds, body, Answer.took_s))
+    body = chat(AT_ONCE, 1, stream=True)
+    _report_added("first token, ms", await _one_by_one(sides, rounds, body, Answer.first_token_after_s))
+
+
+async def _one_by_one(sides: Sides, rounds: int, body: bytes, seconds: Callable[[Answer], float]) -> Figures:
+    """Milliseconds, the median of each round."""
+    figures: Figures = {name: [] for name in sides}
     for _ in range(rounds):
-        taken: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(repeats):
-            for name, side in sides.items():
-                taken[name].append(measure(side))
+        taken: Figures = {name: [] for name in sides}
+        async with AsyncExitStack() as stack:
+            connections = {
+                name: (await stack.enter_async_context(connected(side)))[0] for name, side in sides.items()
+            }
+            for turn in range(_REQUESTS + 1):
+                for name, connection in connections.items():
+                    answer = await connection.ask(_CHAT, body)
+                    if turn:  # the first one opened a connection to the engine
+                        taken[name].append(seconds(answer) * 1e3)
         for name, values in taken.items():
-            medians[name].append(statistics.median(values))
-    return {name: statistics.median(values) for name, values in medians.items()}
+            figures[name].append(statistics.median(values))
+    return figures
 
 
-def _report(what: str, seconds: dict[str, float], unit: float) -> None:
-    direct, gateway = seconds["direct"] * unit, seconds["gateway"] * unit
-    print(
-        f"{what:20} direct {direct:9.3f}  gateway {gateway:9.3f}  added {gateway - direct:9.3f}  "
-        f"ratio {gateway / direct:6.2f}"
-    )
+# Many at once.
 
 
-@contextmanager
-def _gateway(engine_url: str) -> Iterator[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "ple_gateway",
-        "serve",
-        "--http-address",
-        "127.0.0.1:0",
-        "--engine-url",
-        engine_url,
-    ]
-    with _process(command, r"listening url=(\S+)") as url:
-        parts = urlsplit(url)
-        end_s = time.monotonic() + _START_TIMEOUT_S
-        while True:
-            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
-            try:
-                connection.request("GET", "/readyz")
-                if connection.getresponse().status == 200:
-                    break
-            finally:
-                connection.close()
-            if time.monotonic() > end_s:
-                raise SystemExit(f"gateway_bench: the engine at {engine_url} is not ready")
-            time.sleep(0.1)
-        yield url
+async def _throughput(sides: Sides, rounds: int) -> None:
+    print(f"{_CONNECTIONS} connections:")
+    requests, request_cpu = await _in_turn(sides, rounds, _requests_per_s)
+    _report("requests/s", requests, 0)
+    _report("  processor time, ms", request_cpu, 2)
+    tokens, token_cpu = await _in_turn(sides, rounds, _tokens_per_s)
+    _report("streamed tokens/s", tokens, 0)
+    _report("  processor time, us", token_cpu, 1)
 
 
-@contextmanager
-def _process(command: list[str], ready: str) -> Iterator[str]:
-    """Run a process of ours; gives what `ready` captures from its stderr. Ends it afterwards."""
-    # Only this file's own variables: settings of a running installation must not reach the measured gateway.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PLE_GATEWAY_")}
-    environment["PLE_GATEWAY_DRAIN_TIMEOUT_S"] = "0"
-    log = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert log.stderr is not None
-    try:
-        for line in log.stderr:
-            if found := re.search(ready, line):
-                break
-        else:
-            raise SystemExit(f"gateway_bench: {command[1:3]} did not start")
-        # Logs are drained by a process that costs the measured ones nothing.
-        drain = subprocess.Popen(["/bin/cat"], stdin=log.stderr, stdout=subprocess.DEVNULL)
-        try:
-            yield found.group(1)
-        finally:
-            log.send_signal(signal.SIGTERM)
-            log.wait(_START_TIMEOUT_S)
-            drain.wait(_START_TIMEOUT_S)
-    finally:
-        log.kill()
-        log.wait(_START_TIMEOUT_S)
-        log.stderr.close()
+async def _requests_per_s(side: Server) -> tuple[float, float]:
+    """Requests a second, and processor milliseconds of the server for each."""
+    body = chat(AT_ONCE, 1, stream=False)
+    done = 0
+
+    async def keep_asking(connection: Connection) -> None:
+        nonlocal done
+        while time.perf_counter() < end_s:
+            await connection.ask(_CHAT, body)
+            done += 1
+
+    async with connected(side, _CONNECTIONS) as connections:
+        await asyncio.gather(*(connection.ask(_CHAT, body) for connection in connections))
+        began_s, cpu_s = time.perf_counter(), side.cpu_s()
+        end_s = began_s + _WINDOW_S
+        await asyncio.gather(*(keep_asking(connection) for connection in connections))
+        return done / (time.perf_counter() - began_s), (side.cpu_s() - cpu_s) / done * 1e3
 
 
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n%s\r\n\r\n"
+async def _tokens_per_s(side: Server) -> tuple[float, float]:
+    """Tokens a second that the engine has at once, and processor microseconds of the server for each."""
+    few = await _stream(side, AT_ONCE, _CONNECTIONS, 100)
+    wanted = round(few[0] * _WINDOW_S / _CONNECTIONS)
+    return await _stream(side, AT_ONCE, _CONNECTIONS, max(100, wanted))
 
 
-async def _serve_engine() -> None:
-    """Answer as an engine that costs nothing: every token is ready at once, each written by itself."""
-    server = await asyncio.start_server(_serve_connection, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    print(f"engine url=http://127.0.0.1:{port}", file=sys.stderr, flush=True)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
-    server.close()
+async def _stream(side: Server, model: str, count: int, tokens: int) -> tuple[float, float]:
+    """Tokens a second from the first request to the last token, and the server's processor us for each."""
+    body = chat(model, tokens, stream=True)
+    async with connected(side, count) as connections:
+        cpu_s = side.cpu_s()
+        answers = await asyncio.gather(*(connection.ask(_CHAT, body) for connection in connections))
+        cpu_s = side.cpu_s() - cpu_s
+    total = sum(answer.tokens for answer in answers)
+    if total != count * tokens:
+        raise LoadError(f"{side.url} sent {total} tokens of {count * tokens}")
+    took_s = max(answer.last_token_s for answer in answers) - min(answer.asked_s for answer in answers)
+    return total / took_s, cpu_s / total * 1e6
 
 
-async def _serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-            length = re.search(r"content-length: (\d+)", head)
-            body = await reader.readexactly(int(length.group(1)) if length else 0)
-            request = json.loads(body or b"{}")
-            if request.get("stream"):
-                await _stream(writer, request["max_tokens"])
-            else:
-                _answer(writer, head)
-            await writer.drain()
-    except (asyncio.IncompleteReadError, ConnectionError):
-        pass
-    finally:
-        writer.close()
+async def _in_turn(
+    sides: Sides, rounds: int, measure: Callable[[Server], Awaitable[tuple[float, float]]]
+) -> tuple[Figures, Figures]:
+    figures: Figures = {name: [] for name in sides}
+    costs: Figures = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            figure, cost = await measure(side)
+            figures[name].append(figure)
+            costs[name].append(cost)
+    return figures, costs
 
 
-def _answer(writer: asyncio.StreamWriter, head: str) -> None:
-    said = {"index": 0, "message": {"role": "assistant", "content": "one"}, "finish_reason": "length"}
-    answer: dict[str, object] = {"id": "1", "object": "chat.completion", "choices": [said]}
-    if head.startswith("get"):
-        answer = {"object": "list", "data": [{"id": "trivial", "object": "model"}]}
-    data = json.dumps(answer).encode()
-    writer.write(_HEAD % (b"application/json", b"content-length: %d" % len(data)) + data)
+# Of our gateway only.
 
 
-async def _stream(writer: asyncio.StreamWriter, tokens: int) -> None:
-    writer.write(_HEAD % (b"text/event-stream", b"transfer-encoding: chunked"))
-    for index in range(tokens):
-        choice = {
-            "index": 0,
-            "delta": {"content": "word "},
-            "finish_reason": "length" if index == tokens - 1 else None,
-        }
-        head = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "trivial"}
-        data = json.dumps({**head, "choices": [choice]}).encode()
-        _write_event(writer, data)
-        await writer.drain()
-        await asyncio.sleep(0)
-    _write_event(writer, b"[DONE]")
-    writer.write(b"0\r\n\r\n")
+async def _paced(sides: Sides, rounds: int) -> None:
+    print(f"{_PACED_STREAMS} streams of {TOKENS_PER_S} tokens/s:")
+    measure = partial(_stream, model=PACED, count=_PACED_STREAMS, tokens=_PACED_TOKENS)
+    ours = {name: sides[name] for name in ("direct", "gateway")}
+    rates, cpu_us = await _in_turn(ours, rounds, measure)
+    _report("streamed tokens/s", rates, 0)
+    _report("  of direct, %", _against_direct(rates, lambda rate, direct: rate / direct * 100), 1)
+    _report("  processor time, us", cpu_us, 1)
 
 
-def _write_event(writer: asyncio.StreamWriter, data: bytes) -> None:
-    event = b"data: " + data + b"\n\n"
-    writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+async def _pauses(sides: Sides, rounds: int) -> None:
+    quiet_ms, busy_ms = [], []
+    for body in pictures(rounds):
+        quiet_ms.append(await longest_wait_s(sides["gateway"], asyncio.sleep(_WINDOW_S)) * 1e3)
+        work = asyncio.to_thread(post, sides["gateway"], body)
+        busy_ms.append(await longest_wait_s(sides["gateway"], work) * 1e3)
+    print(f"longest wait for /livez, ms: quiet {_spread(quiet_ms)}, decoding 48 MP {_spread(busy_ms)}")
 
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} (at most {max(values):.1f})"
+
+
+async def _memory(sides: Sides, _rounds: int) -> None:
+    after = []
+    async with connected(sides["gateway"], _CONNECTIONS) as connections:
+        for requests in (2_000, 8_000):
+            await asyncio.gather(*(_ask_both(one, requests // _CONNECTIONS) for one in connections))
+            after.append(sides["gateway"].rss_mib())
+    print(f"memory after 2,000 requests {after[0]:.1f} MiB, after 10,000 {after[1]:.1f} MiB")
+
+
+async def _ask_both(connection: Connection, requests: int) -> None:
+    for index in range(requests):
+        await connection.ask(_CHAT, chat(AT_ONCE, 20, stream=index % 4 == 0))
+
+
+# What is printed.
+
+
+def _report(what: str, figures: Figures, digits: int) -> None:
+    medians = {name: statistics.median(values) for name, values in figures.items()}
+    columns = (f"{name} {value:9.{digits}f}" for name, value in medians.items())
+    print(f"{what:24}", *columns, sep="  ", flush=True)
+
+
+def _report_added(what: str, figures: Figures) -> None:
+    _report(what, figures, 2)
+    _report("  added", _against_direct(figures, lambda value, direct: value - direct), 2)
+
+
+def _against_direct(figures: Figures, compare: Callable[[float, float], float]) -> Figures:
+    return {name: list(map(compare, values, figures["direct"])) for name, values in figures.items()}
+
+
+_MEASUREMENTS = {
+    "request": _request,
+    "throughput": _throughput,
+    "paced": _paced,
+    "pauses": _pauses,
+    "memory": _memory,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,10 +20,14 @@ LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world"
 
 
 class Server:
-    """Answers each request with the same bytes, in pieces; counts connections."""
+    """Answers each request with the same bytes, in pieces; counts connections.
 
-    def __init__(self, pieces: list[bytes], *, close: bool = False) -> None:
-        self.pieces, self.close = pieces, close
+    `unasked` is said after the first answer, once `idle` is set.
+    """
+
+    def __init__(self, pieces: list[bytes], *, close: bool = False, unasked: bytes = b"") -> None:
+        self.pieces, self.close, self.unasked = pieces, close, unasked
+        self.idle, self.said = asyncio.Event(), asyncio.Event()
         self.connections = 0
         self.heads: list[bytes] = []
 
@@ -38,6 +42,12 @@ class Server:
                     await asyncio.sleep(0)
                 if self.close:
                     return
+                if self.unasked:
+                    await self.idle.wait()
+                    writer.write(self.unasked)
+                    await writer.drain()
+                    self.said.set()
+                    self.unasked = b""
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -126,6 +136,24 @@ def test_connections_are_not_used_again(answer, options):
         return first, await get(upstream)
 
     assert run(server, work, **options) == (Reply(200, b"hello world"),) * 2
+    assert server.connections == 2
+
+
+def test_idle_connection_that_speaks_is_given_up():
+    """What it said must not become the answer to the next request."""
+    server = Server([LENGTH], unasked=b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+
+    async def work(upstream):
+        await get(upstream)
+        server.idle.set()
+        await server.said.wait()
+        for _ in range(1000):  # what was said is on its way through loopback
+            if upstream._idle[0].closed:
+                break
+            await asyncio.sleep(0.001)
+        return await get(upstream)
+
+    assert run(server, work) == Reply(200, b"hello world")
     assert server.connections == 2
 
 

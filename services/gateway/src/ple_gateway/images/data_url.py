@@ -1,12 +1,14 @@
 """`data:` URLs as clients really write them."""
 
-import re
+import binascii
+import string
+from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
 import pybase64
 
-_BLANKS = re.compile(rb"[ \t\r\n\f]+")
-_FOREIGN = re.compile(rb"[^A-Za-z0-9+/]")
+_BLANKS = b" \t\r\n\f"
+_ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -46,16 +48,18 @@ def _scheme_text(scheme: str) -> str:
 
 
 def _decode_base64(data: str) -> bytes:
+    # No regular expressions: on 20 MB one takes half a second and lets no other thread run meanwhile.
     try:
         raw = data.encode("ascii")
     except UnicodeEncodeError as exc:
         raise BadImageError(f"its base64 has a foreign character at index {exc.start}") from exc
+    with suppress(binascii.Error):
+        return pybase64.b64decode(raw, validate=True)
     if b"%" in raw:
         raw = unquote_to_bytes(raw)
-    raw = _BLANKS.sub(b"", raw).translate(_URL_SAFE).rstrip(b"=")
-    foreign = _FOREIGN.search(raw)
-    if foreign:
-        raise BadImageError(f"its base64 has a foreign character at index {foreign.start()}")
+    raw = raw.translate(_URL_SAFE, _BLANKS).rstrip(b"=")
+    if foreign := raw.translate(None, _ALPHABET):
+        raise BadImageError(f"its base64 has a foreign character at index {raw.index(foreign[:1])}")
     if len(raw) % 4 == 1:
         raise BadImageError("its base64 is cut off")
     return pybase64.b64decode(raw + b"=" * (-len(raw) % 4))
