@@ -34,11 +34,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-<<<<<<< HEAD
-.PHONY: help setup run serve up down test test-containers soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench lock clean
-=======
-.PHONY: help setup run serve test soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
->>>>>>> 6f228bf2375a1c90c08889cd28d2f04e7bd53cc1
+.PHONY: help setup run serve up down test test-containers soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
