@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ hypothesis.settings.register_profile("triplex", deadline=None)
 hypothesis.settings.load_profile("triplex")
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for waiting and long_stream: import mode "importlib" adds no folder
 # Tests that share a running server or a stack of services go to one process; others, file by file.
 GROUPS = {
     "e2e/test_clients.py": "stack",

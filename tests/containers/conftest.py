@@ -4,31 +4,20 @@ import json
 import os
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
+from waiting import wait_for
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KEY = "sk-container-tests"
 PROJECT = "triplex-test"
 # Only `make test-containers` sets it: whoever runs pytest has no container engine to spare.
 collect_ignore_glob = [] if "TRIPLEX_CONTAINERS" in os.environ else ["test_*.py"]
-
-
-def poll_until(
-    look: Callable[[], object], what: str, deadline_s: float = 60.0, poll_s: float = 0.1
-) -> object:
-    """The first true value of `look`; fails at the deadline."""
-    deadline = time.monotonic() + deadline_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"no {what} within {deadline_s} s"
-        time.sleep(poll_s)
-    return found
 
 
 class Deployment:
@@ -88,7 +77,7 @@ class Deployment:
 
     def wait_healthy(self, service: str, deadline_s: float = 120) -> None:
         """Until the engine's own health check of a service says so."""
-        poll_until(
+        wait_for(
             lambda: self.inspect(service, "{{.State.Health.Status}}") == "healthy",
             f"healthy {service}", deadline_s,
         )  # fmt: skip
@@ -118,8 +107,3 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 def client(deployment: Deployment) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{deployment.url}/v1", api_key=KEY, max_retries=0, timeout=200) as one:
         yield one
-
-
-@pytest.fixture(scope="session")
-def wait_for() -> Callable[..., object]:
-    return poll_until

@@ -2,10 +2,11 @@
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
+from long_stream import LongStream
+from waiting import wait_for
 
 NO_PTRACE = Path(__file__).with_name("no-ptrace.yaml")
 MODEL = "triplex-tiny"
@@ -13,60 +14,22 @@ TOKENS = 120
 STORIES = ("Tell me a long story.", "Count the stars.")
 
 
-class Generation(threading.Thread):
-    """One long greedy stream, read in a thread of its own."""
-
-    def __init__(self, client, prompt: str) -> None:
-        super().__init__(daemon=True)
-        self._client, self._prompt = client, prompt
-        self.tokens: list[tuple[str, float]] = []
-        self.finish_reason: str | None = None
-        self.error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            stream = self._client.chat.completions.create(
-                model=MODEL,
-                messages=[{"role": "user", "content": self._prompt}],
-                max_tokens=TOKENS,
-                temperature=0,
-                logprobs=True,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            for chunk in stream:
-                for choice in chunk.choices:
-                    if choice.logprobs and choice.logprobs.content:
-                        self.tokens += [(t.token, t.logprob) for t in choice.logprobs.content]
-                    self.finish_reason = choice.finish_reason or self.finish_reason
-        except Exception as error:
-            self.error = error
-
-    def finished(self, deadline_s: float = 200) -> list[tuple[str, float]]:
-        self.join(deadline_s)
-        assert not self.is_alive(), f"the stream hangs after {len(self.tokens)} tokens"
-        assert self.error is None, f"the client saw {self.error!r}"
-        assert self.finish_reason == "length"
-        return self.tokens
-
-
-def both(client) -> list[Generation]:
-    return [Generation(client, story) for story in STORIES]
+def both(client) -> list[LongStream]:
+    return [LongStream(client, story, TOKENS) for story in STORIES]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(deployment, client):
-    tokens = [generation.finished() for generation in both(client)]
+    tokens = [generation.finished(200) for generation in both(client)]
     assert all(len(each) == TOKENS for each in tokens)
     return tokens
 
 
 @pytest.fixture
-def while_decoding(client, wait_for):
+def while_decoding(client):
     """Starts two streams; returns when both are past their first tokens."""
 
-    def start() -> list[Generation]:
+    def start() -> list[LongStream]:
         generations = both(client)
         wait_for(lambda: all(len(g.tokens) >= 10 or g.error for g in generations), "tokens of both streams")
         assert [g.error for g in generations] == [None, None]
@@ -79,7 +42,7 @@ def others(deployment) -> list[str]:
     return [deployment.inspect(s, "{{.State.StartedAt}} {{.RestartCount}}") for s in ("inference", "gateway")]
 
 
-def test_stop_and_start(deployment, while_decoding, undisturbed, wait_for):
+def test_stop_and_start(deployment, while_decoding, undisturbed):
     before = others(deployment)
     generations = while_decoding()
     deployment.compose("stop", "daemon")
@@ -88,7 +51,7 @@ def test_stop_and_start(deployment, while_decoding, undisturbed, wait_for):
         "inference that says what it waits for",
     )
     deployment.compose("start", "daemon")
-    assert [generation.finished() for generation in generations] == undisturbed
+    assert [generation.finished(200) for generation in generations] == undisturbed
     deployment.wait_healthy("daemon")
     assert others(deployment) == before
 
@@ -99,7 +62,7 @@ def test_kill_from_the_host(deployment, while_decoding, undisturbed):
     restarts = int(deployment.inspect("daemon", "{{.RestartCount}}"))
     generations = while_decoding()
     os.kill(int(deployment.inspect("daemon", "{{.State.Pid}}")), signal.SIGKILL)
-    assert [generation.finished() for generation in generations] == undisturbed
+    assert [generation.finished(200) for generation in generations] == undisturbed
     assert int(deployment.inspect("daemon", "{{.RestartCount}}")) == restarts + 1
     deployment.wait_healthy("daemon")
     assert others(deployment) == before
@@ -116,4 +79,4 @@ def test_without_its_capability_the_daemon_falls_back_and_serves(deployment, cli
     assert "advice chosen advice=posix_fadvise (process_madvise: Operation not permitted)" in deployment.logs(
         "daemon"
     )
-    assert [generation.finished() for generation in both(client)] == undisturbed
+    assert [generation.finished(200) for generation in both(client)] == undisturbed

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,21 +19,11 @@ import numpy as np
 import openai
 import psutil
 import pytest
+from waiting import wait_for
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KEY = "sk-end-to-end"
 MODEL = "triplex-tiny"
-
-
-def poll_until(
-    look: Callable[[], object], what: str, deadline_s: float = 60.0, poll_s: float = 0.02
-) -> object:
-    """The first true value of `look`; fails at the deadline."""
-    deadline = time.monotonic() + deadline_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"no {what} within {deadline_s} s"
-        time.sleep(poll_s)
-    return found
 
 
 def free_addresses(count: int) -> list[str]:
@@ -103,7 +92,7 @@ class Stack:
     def start(self) -> None:
         """Start, and return when all three services are ready."""
         self.launch()
-        poll_until(lambda: self._welcomed() or self._process.poll() is not None, "welcome", 150)
+        wait_for(lambda: self._welcomed() or self._process.poll() is not None, "welcome", 150)
         assert self._welcomed(), "\n".join([*self.lines, *self._logs()])
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -134,7 +123,7 @@ class Stack:
 
     def service(self, name: str) -> psutil.Process:
         """The process of ple_daemon, ple_inference or ple_gateway."""
-        return poll_until(lambda: self._find(name), f"process of {name}")
+        return wait_for(lambda: self._find(name), f"process of {name}")
 
     def _find(self, name: str) -> psutil.Process | None:
         for process in self.processes():
@@ -168,7 +157,7 @@ class Stack:
                 return None
             return json.loads(body) if status == 200 else None
 
-        return poll_until(ready, f"readiness of {url}", deadline_s, 0.1)
+        return wait_for(ready, f"readiness of {url}", deadline_s, 0.1)
 
 
 @pytest.fixture(scope="session")
@@ -198,11 +187,6 @@ def stack(shared_stack) -> Stack:
 def client(stack) -> Iterator[openai.OpenAI]:
     with stack.client() as client:
         yield client
-
-
-@pytest.fixture
-def wait_for() -> Callable[..., object]:
-    return poll_until
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import struct
 import urllib.request
 
 import pytest
+from waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -32,7 +33,7 @@ def open_stream(url: str, key: str) -> socket.socket:
     return sock
 
 
-def test_g31_streams_that_are_reset_leave_nothing_in_any_service(stack, client, wait_for, metric):
+def test_g31_streams_that_are_reset_leave_nothing_in_any_service(stack, client, metric):
     key = client.api_key
     socks = [open_stream(stack.gateway, key) for _ in range(4)]
     running = "ple_inference_sequences_running"
@@ -46,7 +47,7 @@ def test_g31_streams_that_are_reset_leave_nothing_in_any_service(stack, client, 
     wait_for(lambda: metric(stack.gateway, "ple_gateway_reserved_blocks") == 0, "no blocks set aside", 10)
 
 
-def test_the_status_page_knows_all_three(stack, client, wait_for):
+def test_the_status_page_knows_all_three(stack, client):
     client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=3)
 
     def shown() -> dict:

@@ -2,68 +2,33 @@
 
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from long_stream import LongStream
+from waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 
 MODEL = "triplex-tiny"
 TOKENS = 240
+PROMPT = "Tell me a long story."
 KILLS = 10
 STOPS = 2
 STOP_S = 5.0
 
 
-class Generation(threading.Thread):
-    """One long greedy stream, read in a thread of its own, its token ids kept."""
-
-    def __init__(self, client) -> None:
-        super().__init__(daemon=True)
-        self._client = client
-        self.tokens: list[str] = []
-        self.finish_reason: str | None = None
-        self.error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            stream = self._client.chat.completions.create(
-                model=MODEL,
-                messages=[{"role": "user", "content": "Tell me a long story."}],
-                max_tokens=TOKENS,
-                temperature=0,
-                logprobs=True,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            for chunk in stream:
-                for choice in chunk.choices:
-                    if choice.logprobs and choice.logprobs.content:
-                        self.tokens += [(t.token, t.logprob) for t in choice.logprobs.content]
-                    self.finish_reason = choice.finish_reason or self.finish_reason
-        except Exception as error:
-            self.error = error
-
-    def finished(self, deadline_s: float) -> list[str]:
-        self.join(deadline_s)
-        assert not self.is_alive(), f"the stream hangs after {len(self.tokens)} tokens"
-        assert self.error is None, f"the client saw {self.error!r}"
-        assert self.finish_reason == "length"
-        return self.tokens
-
-
-def test_a_chat_survives_killed_and_stopped_daemons(stack, client, wait_for, metric):
-    undisturbed = Generation(client).finished(120)
+def test_a_chat_survives_killed_and_stopped_daemons(stack, client, metric):
+    undisturbed = LongStream(client, PROMPT, TOKENS).finished(120)
     assert len(undisturbed) >= 200
     assert len({token for token, _ in undisturbed}) >= 50
-    assert Generation(client).finished(120) == undisturbed, "greedy decoding must repeat itself"
+    again = LongStream(client, PROMPT, TOKENS).finished(120)
+    assert again == undisturbed, "greedy decoding must repeat itself"
 
     repeated_before = metric(stack.inference, "ple_inference_table_lookups_repeated_total")
-    generation = Generation(client)
+    generation = LongStream(client, PROMPT, TOKENS)
     pace = TOKENS // (KILLS + STOPS + 2)
     for number in range(KILLS + STOPS):
         progress = min((number + 1) * pace, TOKENS - 10)
@@ -91,8 +56,8 @@ def stay_stopped(process: psutil.Process, duration_s: float) -> None:
     process.resume()
 
 
-def test_inference_says_that_it_waits_for_the_table(stack, client, wait_for):
-    generation = Generation(client)
+def test_inference_says_that_it_waits_for_the_table(stack, client):
+    generation = LongStream(client, PROMPT, TOKENS)
     wait_for(lambda: len(generation.tokens) > 5, "first tokens")
     daemon = stack.service("ple_daemon")
     daemon.suspend()
@@ -109,7 +74,7 @@ def test_inference_says_that_it_waits_for_the_table(stack, client, wait_for):
 
 
 @pytest.mark.parametrize("name", ["ple_gateway", "ple_inference"])
-def test_a_killed_service_leaves_the_others_alone(stack, wait_for, name):
+def test_a_killed_service_leaves_the_others_alone(stack, name):
     others = {"ple_daemon", "ple_inference", "ple_gateway"} - {name}
     before = {other: stack.service(other).pid for other in others}
     victim = stack.service(name)
@@ -128,16 +93,16 @@ def test_a_killed_service_leaves_the_others_alone(stack, wait_for, name):
 
 def test_a_scrambled_table_changes_the_tokens(checkpoint, tmp_path, stack, client, scramble, new_stack):
     """The rows that the daemon serves decide the text: without this every other test here proves little."""
-    undisturbed = Generation(client).finished(120)
+    undisturbed = LongStream(client, PROMPT, TOKENS).finished(120)
     scrambled = scramble(checkpoint, tmp_path)
     other = new_stack(scrambled)
     other.start()
     with other.client() as other_client:
-        changed = Generation(other_client).finished(120)
+        changed = LongStream(other_client, PROMPT, TOKENS).finished(120)
     assert [token for token, _ in changed] != [token for token, _ in undisturbed]
 
 
-def test_nothing_is_left_after_the_supervisor_is_killed(checkpoint, new_stack, wait_for):
+def test_nothing_is_left_after_the_supervisor_is_killed(checkpoint, new_stack):
     """Even kill -9 of `make run` takes the services with it."""
     stack = new_stack(checkpoint)
     stack.launch()

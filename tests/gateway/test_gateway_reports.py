@@ -2,7 +2,6 @@
 
 import json
 import socket
-import struct
 import threading
 
 import openai
@@ -20,6 +19,7 @@ from fake_engine import (
     wait_for,
     waiting_for,
 )
+from raw_socket import read_to, reset
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from ple_gateway.app import create_app
@@ -28,21 +28,6 @@ from ple_gateway.settings import Settings
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
-
-
-def reset(sock):
-    """Close by RST, as a killed client's machine does."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()
-
-
-def read_to(sock, end):
-    received = b""
-    while end not in received:
-        data = sock.recv(65536)
-        assert data, received
-        received += data
-    return received
 
 
 def sent(messages):

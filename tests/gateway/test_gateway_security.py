@@ -13,6 +13,7 @@ import pytest
 from fake_engine import DONE, Call, answer, chunk, complete, play, wait_for, waiting_for
 from hypothesis import given
 from hypothesis import strategies as st
+from raw_socket import read_to
 
 from ple_gateway.__main__ import main
 from ple_gateway.keys import find_key, new_key, parse_keys
@@ -25,15 +26,6 @@ MARKER = "PRIVATE-MARKER"
 def read_all(sock: socket.socket) -> bytes:
     received = b""
     while data := sock.recv(65536):
-        received += data
-    return received
-
-
-def read_to(sock: socket.socket, end: bytes) -> bytes:
-    received = b""
-    while end not in received:
-        data = sock.recv(65536)
-        assert data, received
         received += data
     return received
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import Call, chunk, complete, wait_for
+from raw_socket import read_to
 
 from ple_gateway.settings import Settings, SettingsError, load_settings
 
@@ -156,15 +157,6 @@ def connect(lines, body=b'{"messages": [{"role": "user", "content": "PRIVATE"}],
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body)
     return sock
-
-
-def read_to(sock, end):
-    received = b""
-    while end not in received:
-        data = sock.recv(65536)
-        assert data, received
-        received += data
-    return received
 
 
 def test_sigterm_lets_running_requests_end(process, engine):

@@ -20,6 +20,7 @@ import pytest
 import released_layout
 import uvicorn
 from fastapi import FastAPI
+from waiting import wait_for
 
 from ple_inference.vllm_engine.middleware import TriplexMiddleware
 from ple_inference.vllm_engine.progress import Progress
@@ -27,13 +28,6 @@ from ple_inference.vllm_plugin.overrides import ALL
 from ple_inference.vllm_plugin.table_wait import TableWait
 
 DEADLINE_S = 20.0
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.02)
 
 
 class Engine:

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import wait_for
 
 from ple_rpc import errors
 from ple_rpc.client import ClientOptions, TableClient
@@ -19,13 +20,6 @@ FAST = ClientOptions(lookup_deadline_s=20.0, hang_check_s=0.3, call_deadline_s=0
 
 def expected_rows(ids) -> bytes:
     return b"".join((i * 7919 + 1).to_bytes(8, "little", signed=True) for i in ids)
-
-
-def wait_for(condition, what: str, deadline_s: float = 15.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {deadline_s} s"
-        time.sleep(0.005)
 
 
 class Lookup(threading.Thread):

@@ -8,14 +8,13 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from cuda_on_cpu import MAX_IDS, ROW_BYTES, SLOTS, Daemon, Event, delivered, poisoned
+from waiting import wait_for
 
 from ple_inference.tiny.weights import row_numbers
 from ple_inference.vllm_plugin.native_ring import Word, ring_word
@@ -201,7 +200,7 @@ def test_no_garbage_is_collected_while_the_stream_waits(make_source, mortal, mon
     threading.Timer(0.6, os.kill, (mortal.process.pid, signal.SIGCONT)).start()
     assert delivered(source, [2]) == [2]
     assert collects == [False]
-    wait_until(gc.isenabled)
+    wait_for(gc.isenabled, "collection of garbage again")
 
 
 def test_rows_are_right_whatever_happens_to_the_daemon_and_when(make_source, mortal) -> None:
@@ -289,7 +288,7 @@ def test_a_daemon_that_is_known_to_be_gone_ends_the_step(make_source, mortal) ->
     source = make_source(mortal, lookup_deadline_s=1.5)
     assert delivered(source, [1]) == [1]
     mortal.kill()
-    wait_until(lambda: source._client.region is None)
+    wait_for(lambda: source._client.region is None, "notice of the end")
     rows = poisoned(1)
     with pytest.raises(TableUnavailable, match=r"no answer from unix:.* in 1\.5 s"):
         source.deliver(torch.tensor([[4]]), rows)
@@ -301,13 +300,6 @@ def let_go(source) -> None:
     for slot in source._slots.slots:
         if slot.is_missed:
             slot.resume()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_process_really_ends(tmp_path: Path) -> None:
