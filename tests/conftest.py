@@ -25,7 +25,7 @@ hypothesis.settings.register_profile("triplex", deadline=None)
 hypothesis.settings.load_profile("triplex")
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # for waiting and long_stream: import mode "importlib" adds no folder
+sys.path.insert(0, str(HERE))  # for waiting and its like: import mode "importlib" adds no folder
 # Tests that share a running server or a stack of services go to one process; others, file by file.
 GROUPS = {
     "e2e/test_clients.py": "stack",

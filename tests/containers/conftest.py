@@ -4,13 +4,12 @@ import json
 import os
 import socket
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
+from http_get import http_get
 from waiting import wait_for
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -84,13 +83,7 @@ class Deployment:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of a plain GET from outside the containers."""
-        request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {KEY}"})
-        try:
-            with urllib.request.urlopen(request, timeout=10) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return http_get(self.url + path, KEY)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,6 @@ import struct
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import numpy as np
 import openai
 import psutil
 import pytest
+from http_get import http_get
 from waiting import wait_for
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -38,20 +37,9 @@ def free_addresses(count: int) -> list[str]:
             each.close()
 
 
-def get(url: str) -> tuple[int, str]:
-    """Status and body of a plain GET, whatever the status."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {KEY}"})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
 def read_metric(url: str, name: str) -> float:
     """The value of one unlabelled sample of `/metrics`."""
-    found = re.search(rf"^{name} (\S+)$", get(f"{url}/metrics")[1], re.MULTILINE)
+    found = re.search(rf"^{name} (\S+)$", http_get(f"{url}/metrics", KEY)[1], re.MULTILINE)
     assert found, f"{url}/metrics has no {name}"
     return float(found.group(1))
 
@@ -152,7 +140,7 @@ class Stack:
     def wait_ready(self, url: str, deadline_s: float = 90.0) -> dict:
         def ready() -> dict | None:
             try:
-                status, body = get(f"{url}/readyz")
+                status, body = http_get(f"{url}/readyz", KEY)
             except OSError:
                 return None
             return json.loads(body) if status == 200 else None

@@ -351,6 +351,16 @@ def waiting_for(event: threading.Event) -> Script:
     return step
 
 
+def once(condition: Callable[[], Any], what: str, script: Script) -> Script:
+    """A script that begins, status line included, when `condition` holds."""
+
+    def delayed(call: Call) -> None:
+        wait_for(condition, what)
+        script(call)
+
+    return delayed
+
+
 def after(event: threading.Event, script: Script) -> Script:
     """A script that begins, status line included, when the test sets `event`."""
 

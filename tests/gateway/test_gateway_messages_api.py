@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import anthropic
 import pytest
-from fake_engine import DONE, USAGE, USAGE_CHUNK, answer, chunk, complete, message, play, wait_for
+from fake_engine import DONE, USAGE, USAGE_CHUNK, answer, chunk, complete, message, once, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -354,12 +354,9 @@ def test_keys_and_errors_before_any_route(start_gateway):
 
 def test_waiting_clients_get_pings(start_gateway, engine):
     gateway = start_gateway(commit_delay_s=0.05, keepalive_interval_s=0.05)
-
-    def script(call):
-        wait_for(lambda: gateway.metric("keepalive_comments_total") >= 2, "two were sent")
-        complete("x")(call)
-
-    engine.script = script
+    engine.script = once(
+        lambda: gateway.metric("keepalive_comments_total") >= 2, "two were sent", complete("x")
+    )
     with (
         anthropic.Anthropic(base_url=gateway.url, api_key="unused", max_retries=0, timeout=10) as client,
         client.messages.stream(**ASK) as stream,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import openai
 import pydantic
 import pytest
-from fake_engine import DONE, USAGE, USAGE_CHUNK, answer, chunk, complete, message, play, wait_for
+from fake_engine import DONE, USAGE, USAGE_CHUNK, answer, chunk, complete, message, once, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -263,12 +263,9 @@ def test_failures_in_a_stream_end_it_as_failed(gateway, engine, begun):
 
 def test_waiting_clients_get_comments(start_gateway, engine):
     gateway = start_gateway(commit_delay_s=0.05, keepalive_interval_s=0.05)
-
-    def script(call):
-        wait_for(lambda: gateway.metric("keepalive_comments_total") >= 2, "two were sent")
-        complete("x")(call)
-
-    engine.script = script
+    engine.script = once(
+        lambda: gateway.metric("keepalive_comments_total") >= 2, "two were sent", complete("x")
+    )
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=10) as client:
         events = list(client.responses.create(model="triplex-tiny", input="hi", stream=True))
     assert events[-1].response.output_text == "x"

@@ -3,6 +3,7 @@
 import json
 import time
 import uuid
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ class ChunkRelay:
         self._note = note
         self._head: dict[str, Any] | None = None
         self._choices: dict[int, ChoiceRelay] = {}
-        self._blanks: dict[int, BlankWatch] = {}
+        self._blanks: defaultdict[int, BlankWatch] = defaultdict(BlankWatch)
         self.usage: dict[str, Any] | None = None
 
     async def rewrite(self, data: bytes) -> Chunk | None:
@@ -85,7 +86,6 @@ class ChunkRelay:
             index = choice["index"] = 0
         if index not in self._choices:
             self._choices[index] = ChoiceRelay(self._expected, self._note)
-            self._blanks[index] = BlankWatch()
         if self._expected.schema:
             self._stop_blanks(choice, self._blanks[index])
         return await self._choices[index].take(choice)
