@@ -44,7 +44,7 @@ def test_packed_weights_have_the_size_and_the_spread_that_the_layout_demands(
     int4: dict[str, torch.Tensor],
 ) -> None:
     seen = set()
-    for name in int4:
+    for name, packed in int4.items():
         if not name.endswith(PACKED):
             continue
         module = name.removesuffix(PACKED)
@@ -52,7 +52,7 @@ def test_packed_weights_have_the_size_and_the_spread_that_the_layout_demands(
         assert scheme is not None
         rows, columns = int4[module + SHAPE].tolist()
         assert int4[module + SCALE].dtype == torch.float16
-        weight = dequantize(int4[name], int4[module + SCALE], scheme, (rows, columns))
+        weight = dequantize(packed, int4[module + SCALE], scheme, (rows, columns))
         std = 1.0 if "embed_tokens" in name else 1.2 / columns**0.5
         assert weight.std() == pytest.approx(std, rel=0.1), name
         assert abs(weight.mean()) < 0.1 * std
