@@ -96,7 +96,7 @@ def _write_file(
     writes = [
         pool.submit(write, spec, first, count)
         for spec in specs
-        for first, count in block_bounds(spec.rows, spec.columns)
+        for first, count in block_bounds(spec.rows, spec.row_bytes)
     ]
     try:
         for block in writes:
