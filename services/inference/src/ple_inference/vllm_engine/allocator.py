@@ -111,7 +111,9 @@ class CachingAllocator:
             return
         self.empty_cache()
         if self.reserved_bytes + segment_bytes > self._capacity_bytes:
-            raise OutOfMemory(f"{segment_bytes} bytes more than {self.reserved_bytes} of {self._capacity_bytes}")
+            raise OutOfMemory(
+                f"{segment_bytes} bytes more than {self.reserved_bytes} of {self._capacity_bytes}"
+            )
 
     def _is_split(self, block: Block, size_bytes: int) -> bool:
         left_bytes = block.size_bytes - size_bytes

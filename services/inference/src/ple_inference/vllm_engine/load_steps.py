@@ -23,6 +23,7 @@ class LoadSteps:
     def __init__(self, allocator: CachingAllocator) -> None:
         self._allocator = allocator
         self._held: dict[str, Held] = {}
+        self._lent: list[Block] = []
 
     def hold(self, sizes: Iterable[int]) -> None:
         """Buffers that stay until the end."""
@@ -32,6 +33,14 @@ class LoadSteps:
     def pass_through(self, *sizes: int) -> None:
         """Temporaries that live together and are freed together."""
         self._release(*[self._allocator.allocate(size_bytes) for size_bytes in sizes])
+
+    def lend(self, size_bytes: int) -> None:
+        """Until `take_back`."""
+        self._lent.append(self._allocator.allocate(size_bytes))
+
+    def take_back(self) -> None:
+        self._release(*self._lent)
+        self._lent.clear()
 
     def make(self, module: Module) -> None:
         """The constructor: every parameter empty, in the checkpoint's layout."""
@@ -97,10 +106,12 @@ class LoadSteps:
         repacked: Held = {}
         for part in ("w13", "w2"):
             name = f"{part}_weight"
-            repacked[name] = self._gathered(module.params[name] // module.experts, module.experts, copied=True)
+            repacked[name] = self._gathered(
+                module.params[name] // module.experts, module.experts, copied=True
+            )
         for part in ("w13", "w2"):
             name = f"{part}_weight_scale_inv"
-            scale_bytes = module.params[name] // 4 * 2 * 128
+            scale_bytes = module.group_scale_bytes(name)
             spread = self._allocator.allocate(scale_bytes)
             permuted = self._gathered(scale_bytes // module.experts, module.experts, copied=False)
             repacked[name] = self._allocator.allocate(scale_bytes)  # times the exponent's bias
@@ -134,4 +145,3 @@ _REPACK: Mapping[Method, Callable[[LoadSteps, Module, Held], None]] = {
     Method.MARLIN_EXPERTS: LoadSteps.marlin_experts,
     Method.FP8_MARLIN_EXPERTS: LoadSteps.fp8_marlin_experts,
 }
-

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ple_inference.vllm_engine.allocator import CachingAllocator, OutOfMemory
-from ple_inference.vllm_engine.linear_shapes import LinearShapes
+from ple_inference.vllm_engine.allocator import CachingAllocator
 from ple_inference.vllm_engine.load_steps import LoadSteps
-from ple_inference.vllm_engine.pipeline import Pipeline
-from ple_inference.vllm_engine.rank_modules import Method, Module, rank_modules
-from ple_inference.vllm_engine.tensors import Tensors
+from ple_inference.vllm_engine.profile import Profile
+from ple_inference.vllm_engine.rank_modules import Module
 
 MIB = 2**20
 # v1/worker/gpu_worker.py, load_model: blocks from this size on are not split while the model loads.
@@ -29,10 +27,14 @@ class LoadOptions:
 
     max_num_batched_tokens: int
     max_num_seqs: int
-    compute_capability: int = 9
+    compute_capability: int = 8
     """Its major number: as the card has it, whatever vLLM is told."""
     capacity_bytes: int | None = None
     """Of the GPU, for PyTorch; None: as much as the load takes when nothing must be given back."""
+
+    @classmethod
+    def of(cls, profile: Profile) -> LoadOptions:
+        return cls(profile.max_num_batched_tokens, profile.max_num_seqs)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class RankMemory:
     reserved_bytes: int
     peak_reserved_bytes: int
     """max_memory_reserved since the start of the process."""
+    peak_allocated_bytes: int
+    """max_memory_allocated: what the load needs when the allocator gives back all that it can."""
 
     @property
     def held_bytes(self) -> int:
@@ -56,16 +60,24 @@ class RankMemory:
         return sum(size_bytes for part, size_bytes in self.parts.items() if part not in BUFFER_PARTS)
 
 
-BUFFER_PARTS = ("rotary cache", "QSA selections", "PLE rows and ids", "received activations", "sampler", "cuBLAS")
+BUFFER_PARTS = (
+    "rotary cache",
+    "QSA selections",
+    "PLE rows and ids",
+    "received activations",
+    "sampler",
+    "cuBLAS",
+)
 
 
 def rank_memories(
-    tensors: Tensors, text: Mapping[str, Any], pipeline: Pipeline, options: LoadOptions
+    ranks: Sequence[Sequence[Module]], text: Mapping[str, Any], options: LoadOptions
 ) -> tuple[RankMemory, ...]:
-    """For each rank. `text`: the text model's config, checked. Raises OutOfMemory if `capacity_bytes` is too little."""
-    ranks = rank_modules(tensors, LinearShapes(text), pipeline)
+    """For each rank, by its modules. `text`: the text model's config, checked. Raises OutOfMemory."""
+    last = len(ranks) - 1
     return tuple(
-        _load(modules, _Buffers(text, options, pipeline, stage, modules)) for stage, modules in enumerate(ranks)
+        _load(modules, _Buffers(text, options, modules, first=not stage, last=stage == last))
+        for stage, modules in enumerate(ranks)
     )
 
 
@@ -76,8 +88,12 @@ def _load(modules: Sequence[Module], buffers: _Buffers) -> RankMemory:
     steps = LoadSteps(allocator)
     steps.hold(buffers.before)
     for module in modules:
+        for size_bytes in buffers.replaced_by(module):
+            steps.lend(size_bytes)
         steps.make(module)
         steps.hold(buffers.of(module))
+        if module.name.endswith("input_mix_weight_up"):
+            steps.take_back()
     # The loader empties the cache between filling and repacking, and at the end.
     allocator.empty_cache()
     for module in modules:
@@ -86,20 +102,14 @@ def _load(modules: Sequence[Module], buffers: _Buffers) -> RankMemory:
     steps.hold(buffers.after)
     parts = Counter[str]()
     for module in modules:
-        parts[module.part] += kept_bytes(module)
+        parts[module.part] += module.kept_bytes
     return RankMemory(
-        parts | buffers.parts, allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_reserved_bytes
+        parts | buffers.parts,
+        allocator.allocated_bytes,
+        allocator.reserved_bytes,
+        allocator.peak_reserved_bytes,
+        allocator.peak_allocated_bytes,
     )
-
-
-def kept_bytes(module: Module) -> int:
-    """Of the parameters after repacking."""
-    if module.method is Method.FP8_MARLIN_EXPERTS:
-        scales = sum(size for name, size in module.params.items() if name.endswith("_scale_inv"))
-        return module.size_bytes - scales + scales // 4 * 2 * 128
-    if module.method is Method.HUMMING:
-        return module.size_bytes - module.params.get("weight_shape", 0)
-    return module.size_bytes
 
 
 class _Buffers:
@@ -109,24 +119,24 @@ class _Buffers:
         self,
         text: Mapping[str, Any],
         options: LoadOptions,
-        pipeline: Pipeline,
-        stage: int,
         modules: Sequence[Module],
+        *,
+        first: bool,
+        last: bool,
     ) -> None:
-        self.options = options
-        self._text, self._stage = text, stage
+        self.options, self._text = options, text
         self._parts = Counter[str]()
         tokens = options.max_num_batched_tokens
         cublas = CUBLAS_BYTES.get(options.compute_capability, _CUBLAS_OTHER_BYTES)
         self.before = self._note("cuBLAS", cublas)
         self._first_attention = next((module.name for module in modules if _is_attention(module)), "")
         self.after: list[int] = []
-        if stage == pipeline.stages - 1:
+        if last:
             # v1/worker/gpu/sample/penalties.py and structured_outputs.py, only on the last rank.
             mask_bytes = -(-text["vocab_size"] // 32) * 4 * options.max_num_seqs
             counts_bytes = text["vocab_size"] * 4 * options.max_num_seqs
             self.after += self._note("sampler", mask_bytes, counts_bytes, mask_bytes)
-        if stage:
+        if not first:
             # v1/worker/gpu/model_runner.py, load_model: hidden states of the rank before, all streams.
             received = tokens * text["hidden_size"] * text["hc_count"] * 2
             self.after += self._note("received activations", received)
@@ -152,6 +162,19 @@ class _Buffers:
             sizes += self._note("rotary cache", text["max_position_embeddings"] * _rotary_elements(text) * 2)
         return sizes
 
+    def replaced_by(self, module: Module) -> Sequence[int]:
+        """What upstream's constructor makes before a packed hyper-connection takes its place, in bf16."""
+        if not module.name.endswith("input_mix_weight_down") or "weight_packed" not in module.params:
+            return ()
+        text = self._text
+        rank, streams = text["hc_lowrank"], text["hidden_size"] * text["hc_count"]
+        rows = (
+            rank
+            if module.name.startswith("hyper_connection_mixer")
+            else -(-(rank + text["hc_count"]) // 16) * 16
+        )
+        return rows * streams * 2, rank * streams * 2
+
     def _note(self, part: str, *sizes: int) -> list[int]:
         self._parts[part] += sum(sizes)
         return list(sizes)
@@ -174,6 +197,3 @@ def as_json(memory: RankMemory) -> dict[str, Any]:
         "held_bytes": memory.held_bytes,
         "weights_bytes": memory.weights_bytes,
     }
-
-
-__all__ = ["LoadOptions", "OutOfMemory", "RankMemory", "as_json", "rank_memories"]

@@ -1,13 +1,13 @@
 """The modules that vLLM makes of a checkpoint's tensors on each rank: what it merges, pads and converts.
 
-Sources, in vLLM 0.33.0: models/qwen4_exp/nvidia/{model,hyperconnection,qsa,ple_layer}.py, models/qwen3_next.py,
-layers/mamba/gdn/qwen_gdn_linear_attn.py, layers/quantization/compressed_tensors and fp8.py.
+Sources, in vLLM 0.33.0: models/qwen4_exp/nvidia/{model,hyperconnection,qsa,ple_layer}.py,
+models/qwen3_next.py, layers/mamba/gdn/qwen_gdn_linear_attn.py, layers/quantization.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -20,7 +20,7 @@ TABLE = ".ple_embedding.ngram_embedding."
 _ROOTS = ("model.language_model.", "model.")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj$")
-_MIXER = re.compile(r"(.*hyper_connection(?:_mixer)?)\.(input_mix_weight_down|block_inject_weight)$")
+_MIXER = re.compile(r"(.*hyper_connection)\.(input_mix_weight_down|block_inject_weight)$")
 _MERGED = {
     "linear_attn.in_proj_qkv": "linear_attn.in_proj_qkvz",
     "linear_attn.in_proj_z": "linear_attn.in_proj_qkvz",
@@ -36,6 +36,13 @@ _MERGED = {
 }
 # As they are made, and so as they are repacked: first those of the whole model, then those of a layer.
 _ORDER = ("visual", "embed_tokens", "layers", "hyper_connection_mixer", "lm_head")
+_MIXER_PARTS = (
+    "hc_norm",
+    "input_mix_weight_down",
+    "input_mix_weight_down_block_inject",
+    "input_mix_weight_up",
+    "block_inject_weight",
+)
 _LAYER_ORDER = (
     *("ple.ple_embedding", "ple.kv_proj", "ple.norm_key", "ple.norm_query", "ple.norm_conv", "ple.conv1d"),
     *("linear_attn.conv1d", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn"),
@@ -44,9 +51,10 @@ _LAYER_ORDER = (
     *("self_attn.indexer.index_qk_proj", "self_attn.indexer.q_layernorm", "self_attn.indexer.k_layernorm"),
     *("mlp.gate", "mlp.shared_expert_gate", "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj"),
     "mlp.experts",
-    *("attn_hyper_connection", "mlp_hyper_connection"),
+    *(f"{kind}_hyper_connection.{part}" for kind in ("attn", "mlp") for part in _MIXER_PARTS),
 )
-# The merged projection of a hyper-connection is padded to a multiple of these rows.
+# A hyper-connection's down projection and injection are padded to a multiple of these rows, in one matrix or
+# (vllm_plugin/gated_residual.py, where they are packed) the injection alone.
 _MIXER_ROWS = 16
 _WEIGHT_SHAPE_BYTES = 16
 
@@ -63,7 +71,7 @@ class Method(Enum):
 
 @dataclass(frozen=True)
 class Module:
-    """One module of one rank. `params`: its parameters in order, name -> bytes as vLLM allocates them to load."""
+    """One module of one rank. `params`: its parameters in order, name -> bytes as allocated to be loaded."""
 
     name: str
     method: Method
@@ -75,6 +83,18 @@ class Module:
     @property
     def size_bytes(self) -> int:
         return sum(self.params.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the parameters once they are repacked."""
+        if self.method is Method.FP8_MARLIN_EXPERTS:
+            scales = [name for name in self.params if name.endswith("_scale_inv")]
+            return self.size_bytes + sum(self.group_scale_bytes(name) - self.params[name] for name in scales)
+        return self.size_bytes
+
+    def group_scale_bytes(self, name: str) -> int:
+        """Of bf16 scales of rows of 128 columns, made of f32 scales of blocks of 128 x 128."""
+        return self.params[name] // 4 * 128 * 2
 
     @property
     def part(self) -> str:
@@ -107,16 +127,23 @@ def text_name(name: str) -> str:
     return name.removeprefix(root)
 
 
-def stage_of(name: str, pipeline: Pipeline) -> int:
-    """The rank that holds a tensor, by its name without prefix."""
+def stages_of(name: str, pipeline: Pipeline, *, placed: bool) -> Sequence[int]:
+    """The ranks that hold a tensor, by its name without prefix."""
     layer = _LAYER.match(name)
     if layer:
-        return pipeline.stage_of(int(layer[1]))
-    return 0 if name.startswith(("visual.", "embed_tokens.")) else pipeline.stages - 1
+        return (pipeline.stage_of(int(layer[1])),)
+    if not placed and name.startswith(("embed_tokens.", "lm_head.")):
+        return range(pipeline.stages)
+    return (0 if name.startswith(("visual.", "embed_tokens.")) else pipeline.stages - 1,)
 
 
-def rank_modules(tensors: Tensors, shapes: LinearShapes, pipeline: Pipeline) -> list[list[Module]]:
-    """For each rank its modules, as vLLM makes them. Neither the table nor the draft layer (MTP) is there."""
+def rank_modules(
+    tensors: Tensors, shapes: LinearShapes, pipeline: Pipeline, *, placed: bool = True
+) -> list[list[Module]]:
+    """For each rank its modules, as vLLM makes them. Neither the table nor the draft layer (MTP) is there.
+
+    `placed`: embedding and output head only where they are used, as the override `placement` has it.
+    """
     gathered: list[dict[str, dict[str, list[tuple[str, Tensor]]]]] = [{} for _ in range(pipeline.stages)]
     fused_mixers = {name for name in map(text_name, tensors) if name.endswith("input_mix_weight_down.weight")}
     joined = _joined_indexers(tensors)
@@ -125,10 +152,13 @@ def rank_modules(tensors: Tensors, shapes: LinearShapes, pipeline: Pipeline) -> 
             continue
         short = text_name(name)
         module, param = _place(short, fused_mixers, joined)
-        at = gathered[stage_of(short, pipeline)].setdefault(module, {})
-        at.setdefault(param, []).append((short, tensor))
+        for stage in stages_of(short, pipeline, placed=placed):
+            gathered[stage].setdefault(module, {}).setdefault(param, []).append((short, tensor))
     return [
-        [_module(name, params, shapes) for name, params in sorted(rank.items(), key=lambda item: _order(item[0]))]
+        [
+            _module(name, params, shapes)
+            for name, params in sorted(rank.items(), key=lambda item: _order(item[0]))
+        ]
         for rank in gathered
     ]
 
@@ -142,9 +172,8 @@ def _place(name: str, fused_mixers: set[str], joined: set[str]) -> tuple[str, st
         return f"{head}mlp.experts", f"{'w2' if expert[1] == 'down' else 'w13'}_{param}"
     if inner == "mlp.experts":  # all experts in one tensor
         return f"{head}mlp.experts", f"{'w2' if param == 'down_proj' else 'w13'}_weight"
-    if (mixer := _MIXER.match(path)) and not mixer[1].endswith("_mixer"):
-        if f"{mixer[1]}.input_mix_weight_down.weight" in fused_mixers:
-            return f"{mixer[1]}.input_mix_weight_down_block_inject", param
+    if (mixer := _MIXER.match(path)) and f"{mixer[1]}.input_mix_weight_down.weight" in fused_mixers:
+        return f"{mixer[1]}.input_mix_weight_down_block_inject", param
     if inner == "self_attn.indexer.index_qk_proj" and head in joined:
         return f"{head}self_attn.qkv_proj", param
     return head + _MERGED.get(inner, inner), param
@@ -167,7 +196,10 @@ def _module(name: str, params: Mapping[str, list[tuple[str, Tensor]]], shapes: L
     sizes = {param: _param_bytes(name, param, parts, shapes.experts) for param, parts in params.items()}
     packed = params.get("weight_packed")
     if name.endswith("mlp.experts"):
-        methods = {"w13_weight_packed": Method.MARLIN_EXPERTS, "w13_weight_scale_inv": Method.FP8_MARLIN_EXPERTS}
+        methods = {
+            "w13_weight_packed": Method.MARLIN_EXPERTS,
+            "w13_weight_scale_inv": Method.FP8_MARLIN_EXPERTS,
+        }
         method = next((method for param, method in methods.items() if param in sizes), Method.PLAIN)
         return Module(name, method, sizes, experts=shapes.experts)
     if packed is None or name == "embed_tokens":
@@ -191,7 +223,7 @@ def _param_bytes(module: str, param: str, parts: list[tuple[str, Tensor]], exper
         return elements
     if param == "A_log" or param.endswith("weight_scale_inv"):
         return elements * 4
-    if module.endswith("input_mix_weight_down_block_inject"):
+    if module.endswith(("block_inject_weight", "_down_block_inject")):
         rows = sum(tensor.shape[0] for _, tensor in parts)
         return -(-rows // _MIXER_ROWS) * _MIXER_ROWS * parts[0][1].shape[1] * 2
     return elements * 2
@@ -201,8 +233,11 @@ def _order(name: str) -> tuple[int, int, int, str]:
     layer = _LAYER.match(name)
     if layer:
         inner = name[layer.end() :]
-        found = [place for place, start in enumerate(_LAYER_ORDER) if inner == start or inner.startswith(f"{start}.")]
+        found = [
+            place
+            for place, start in enumerate(_LAYER_ORDER)
+            if inner == start or inner.startswith(f"{start}.")
+        ]
         return _ORDER.index("layers"), int(layer[1]), max(found, default=len(_LAYER_ORDER)), name
     top = name.partition(".")[0]
     return _ORDER.index(top) if top in _ORDER else len(_ORDER), 0, 0, name
-
