@@ -63,8 +63,11 @@ TEXT: dict[str, Any] = {
 }
 
 
-def config(form: str = "bf16", layers: int = 48, *, text_only: bool = False) -> dict[str, Any]:
-    text = TEXT | {"num_hidden_layers": layers, "layer_types": TEXT["layer_types"][:layers]}
+def config(
+    form: str = "bf16", layers: int = 48, *, text_only: bool = False, experts: int = EXPERTS
+) -> dict[str, Any]:
+    fewer = {"num_hidden_layers": layers, "layer_types": TEXT["layer_types"][:layers]}
+    text = TEXT | fewer | {"num_experts": experts}
     quantization: dict[str, Any] = {}
     if form == "fp8":
         quantization = {"quantization_config": FP8}
@@ -77,12 +80,14 @@ def config(form: str = "bf16", layers: int = 48, *, text_only: bool = False) -> 
     return {**architecture, "text_config": text, "vision_config": {}, **quantization}
 
 
-def tensors(form: str = "bf16", layers: int = 48, *, text_only: bool = False) -> Shapes:
+def tensors(
+    form: str = "bf16", layers: int = 48, *, text_only: bool = False, experts: int = EXPERTS
+) -> Shapes:
     found: Shapes = {}
     for layer, kind in enumerate(TEXT["layer_types"][:layers]):
         name = f"{PREFIX}layers.{layer}."
         attention = _qsa() if kind == "full_attention" else _gdn()
-        found |= {name + part: shape for part, shape in (attention | _moe(form) | _mixers()).items()}
+        found |= {name + part: shape for part, shape in (attention | _moe(form, experts) | _mixers()).items()}
     found |= _ple(form)
     found[f"{PREFIX}embed_tokens.weight"] = found["lm_head.weight"] = _bf16(248_320, HIDDEN)
     found |= {f"{PREFIX}hyper_connection_mixer.{part}": shape for part, shape in _mixer().items()}
@@ -90,15 +95,15 @@ def tensors(form: str = "bf16", layers: int = 48, *, text_only: bool = False) ->
         found = _packed(found)
     if text_only:
         return {name.replace(PREFIX, "model."): shape for name, shape in found.items()}
-    return found | _draft(form) | _vision()
+    return found | _draft(form, experts) | _vision()
 
 
-def write(folder: Path, form: str, layers: int = 48, *, text_only: bool = False) -> None:
+def write(folder: Path, form: str, layers: int = 48, **options: Any) -> None:
     """A folder with all headers, whose tensors are holes, in one file."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(dumps(config(form, layers, text_only=text_only)))
+    (folder / "config.json").write_text(dumps(config(form, layers, **options)))
     (folder / "tokenizer.json").write_text("{}")
-    write_headers(folder, tensors(form, layers, text_only=text_only))
+    write_headers(folder, tensors(form, layers, **options))
 
 
 def write_headers(folder: Path, shapes: Shapes) -> None:
@@ -128,10 +133,12 @@ def _packed(shapes: Shapes) -> Shapes:
     return found
 
 
-def _draft(form: str) -> Shapes:
+def _draft(form: str, experts: int) -> Shapes:
     # The draft layer of the INT4-mixed checkpoint is BF16.
     form = "bf16" if form == "int4-mixed" else form
-    found = {f"mtp.layers.0.{part}": shape for part, shape in (_qsa() | _moe(form) | _mixers()).items()}
+    found = {
+        f"mtp.layers.0.{part}": shape for part, shape in (_qsa() | _moe(form, experts) | _mixers()).items()
+    }
     found |= {f"mtp.hyper_connection_mixer.{part}": shape for part, shape in _mixer().items()}
     return found | {
         "mtp.pre_fc_norm_embedding.weight": _bf16(HIDDEN),
@@ -173,9 +180,9 @@ def _gdn() -> Shapes:
     }
 
 
-def _moe(form: str) -> Shapes:
+def _moe(form: str, experts: int) -> Shapes:
     common = {
-        "mlp.gate.weight": _bf16(EXPERTS, HIDDEN),
+        "mlp.gate.weight": _bf16(experts, HIDDEN),
         "mlp.shared_expert.gate_proj.weight": _bf16(EXPERT_WIDTH, HIDDEN),
         "mlp.shared_expert.up_proj.weight": _bf16(EXPERT_WIDTH, HIDDEN),
         "mlp.shared_expert.down_proj.weight": _bf16(HIDDEN, EXPERT_WIDTH),
@@ -183,10 +190,10 @@ def _moe(form: str) -> Shapes:
     }
     if form == "bf16":
         return common | {
-            "mlp.experts.gate_up_proj": _bf16(EXPERTS, 2 * EXPERT_WIDTH, HIDDEN),
-            "mlp.experts.down_proj": _bf16(EXPERTS, HIDDEN, EXPERT_WIDTH),
+            "mlp.experts.gate_up_proj": _bf16(experts, 2 * EXPERT_WIDTH, HIDDEN),
+            "mlp.experts.down_proj": _bf16(experts, HIDDEN, EXPERT_WIDTH),
         }
-    for expert in range(EXPERTS):
+    for expert in range(experts):
         for part, shape in (("gate", (640, 2560)), ("up", (640, 2560)), ("down", (2560, 640))):
             name = f"mlp.experts.{expert}.{part}_proj.weight"
             common[name] = _bf16(*shape)
