@@ -12,18 +12,21 @@ from pathlib import Path
 
 from ple_inference.checkpoint import Checkpoint, read_checkpoint
 from ple_inference.settings import Settings, split_address
+from ple_inference.table_check import row_type_of
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
 from ple_inference.vllm_engine.model_config import check_config
 from ple_inference.vllm_engine.pipeline import Pipeline
 from ple_inference.vllm_engine.profile import Profile, profile_named
 from ple_inference.vllm_engine.profile_arguments import take_in
 from ple_inference.vllm_engine.quantization_config import QuantizationConfig
+from ple_inference.vllm_engine.rank_memory import LoadOptions
 from ple_inference.vllm_engine.rank_modules import Module, rank_modules
 from ple_inference.vllm_engine.refused import Refused
 from ple_inference.vllm_engine.stored_table import refuse_unserved_table
 from ple_inference.vllm_engine.stored_weights import StoredWeights
 from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_engine.vllm_arguments import TableAccess, vllm_arguments, vllm_environment
+from ple_rpc.table.v1 import table_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +45,11 @@ class Launch:
     """Of the executable `vllm`."""
     environment: Mapping[str, str]
     """What is set beside the launcher's own environment."""
+
+    @property
+    def load_options(self) -> LoadOptions:
+        fp8 = row_type_of(self.checkpoint.config) == table_pb2.ROW_TYPE_FP8_E4M3
+        return LoadOptions.of(self.profile, row_element_bytes=1 if fp8 else 2)
 
     def rank_modules(self) -> list[list[Module]]:
         """What vLLM makes of the tensors, on each stage."""

@@ -14,7 +14,7 @@ from ple_inference.vllm_engine.host_memory import HostMemory
 from ple_inference.vllm_engine.kv_figures import KvOptions, KvPlan, KvShape
 from ple_inference.vllm_engine.launch import Launch
 from ple_inference.vllm_engine.profile import GIB, Profile
-from ple_inference.vllm_engine.rank_memory import LoadOptions, RankMemory, rank_memories
+from ple_inference.vllm_engine.rank_memory import RankMemory, rank_memories
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Plan:
 
 def make_plan(launch: Launch) -> Plan:
     profile, text, modules = launch.profile, launch.checkpoint.text, launch.rank_modules()
-    memory = rank_memories(modules, text, LoadOptions.of(profile))
+    memory = rank_memories(modules, text, launch.load_options)
     kv_bytes = tuple(profile.budget_bytes - rank.reserved_bytes - profile.allowance_bytes for rank in memory)
     kv, problem = _plan_kv(launch, kv_bytes)
     reads = bytes_per_token(

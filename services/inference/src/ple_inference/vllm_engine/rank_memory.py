@@ -29,12 +29,14 @@ class LoadOptions:
     max_num_seqs: int
     compute_capability: int = 8
     """Its major number: as the card has it, whatever vLLM is told."""
+    row_element_bytes: int = 2
+    """Of the table: 2 in bf16, 1 in fp8."""
     capacity_bytes: int | None = None
     """Of the GPU, for PyTorch; None: as much as the load takes when nothing must be given back."""
 
     @classmethod
-    def of(cls, profile: Profile) -> LoadOptions:
-        return cls(profile.max_num_batched_tokens, profile.max_num_seqs)
+    def of(cls, profile: Profile, *, row_element_bytes: int) -> LoadOptions:
+        return cls(profile.max_num_batched_tokens, profile.max_num_seqs, row_element_bytes=row_element_bytes)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ class _Buffers:
             elements = int(text.get("ple_embed_dim") or text["hidden_size"])
             heads = (text["ngram_size"] - 1) * text["heads_per_ngram"]
             # vllm_plugin/daemon_embedding.py and nvidia/ngram_embedding.py.
-            return self._note("PLE rows and ids", tokens * elements * 2, tokens * heads * 8)
+            rows_bytes = tokens * elements * self.options.row_element_bytes
+            return self._note("PLE rows and ids", rows_bytes, tokens * heads * 8)
         if not _is_attention(module):
             return []
         selected = text["indexer_budget"] + text["indexer_compress_ratio"]
