@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import real_checkpoint
+import dequantized_model
 import torch
 import transformers
 from answers import TOP
 from generate import Found, random_prompts
-from transformers import Qwen4ExpForCausalLM
 
 
 def run(settings: dict[str, Any]) -> Found:
     transformers.logging.set_verbosity_error()
-    folder = Path(settings["model"])
-    model = Qwen4ExpForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map="cuda").eval()
-    table = real_checkpoint.read_table(folder).view(torch.bfloat16)
+    model = dequantized_model.load(Path(settings["model"]), "cuda")
     weight = model.model.layers[1].ple.ple_embedding.ngram_embedding.weight
+    table = weight.data.clone()
     found: Found = {}
     rows = random_prompts(settings["lengths"])
     for name, shift in (("prompt", 0), ("scrambled", 1)):

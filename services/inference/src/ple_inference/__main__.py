@@ -19,6 +19,7 @@ from ple_inference.settings import Settings, SettingsError, load_settings
 from ple_rpc.rundir import run_directory
 
 if TYPE_CHECKING:
+    from ple_inference.synthetic.options import SyntheticOptions
     from ple_inference.tiny.config import TinyOptions
     from ple_inference.vllm_engine.launch import Launch
 
@@ -27,6 +28,12 @@ _EXAMPLES = """examples:
   ple-inference serve --engine reference --model var/models/triplex-tiny --table unix:/run/triplex/table.sock
   ple-inference plan --model /models/CHECKPOINT --profile dual-80gb
   ple-inference serve --engine vllm --model /models/CHECKPOINT --profile dual-80gb
+"""
+_TINY_EXAMPLES = """examples:
+  ple-inference tiny var/models/triplex-tiny
+  ple-inference tiny /tmp/t --vocab tiny --dtype f32 --table-rows-base 2000
+  ple-inference tiny /models/int4 --shapes real --quant int4-mixed --layers 8
+  ple-inference tiny /models/fp8 --shapes real --quant fp8 --layers 4 --experts 128 --images
 """
 
 
@@ -73,9 +80,9 @@ def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     tiny = commands.add_parser(
         "tiny",
         help="make a random checkpoint to try everything with",
-        description="Makes a random Qwen4Exp checkpoint in the released layout, with its n-gram table.",
-        epilog="examples:\n  ple-inference tiny var/models/triplex-tiny\n"
-        "  ple-inference tiny /tmp/t --vocab tiny --dtype f32 --table-rows-base 2000\n",
+        description="Makes a random Qwen4Exp checkpoint in the released layout, with its n-gram table. "
+        "Small and in bf16 by default, for a laptop; with --shapes real or --quant for the vllm engine.",
+        epilog=_TINY_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     tiny.add_argument("out", type=Path, metavar="OUT", help="folder to make")
@@ -84,14 +91,30 @@ def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     tiny.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="of weights and table rows")
     tiny.add_argument("--seed", type=int, default=0, help="other seed, other weights (default 0)")
-    tiny.add_argument("--layers", type=int, default=4, help="decoder layers, a multiple of 4 (default 4)")
+    tiny.add_argument(
+        "--layers", type=int, help="decoder layers, a multiple of 4 (default 4; real shapes: 8)"
+    )
     tiny.add_argument(
         "--table-rows-base",
         type=int,
-        default=13_200,
-        help="ngram_vocab_size_base; the table gets about 16 times as many rows (default 13200)",
+        help="ngram_vocab_size_base; the table gets about 16 times as many rows "
+        "(default 13200; real shapes: 200000; released: 20000000)",
     )
     tiny.add_argument("--force", action="store_true", help="replace what OUT holds")
+    vllm = tiny.add_argument_group("for the vllm engine, and not for the reference engine")
+    vllm.add_argument(
+        "--quant", choices=("none", "int4-mixed", "fp8"), default="none", help="as the release of that name"
+    )
+    vllm.add_argument("--shapes", choices=("tiny", "real"), default="tiny", help="real: those of the release")
+    vllm.add_argument("--experts", type=int, help="experts of a layer (default 16; real shapes: 512)")
+    vllm.add_argument(
+        "--images",
+        action="store_true",
+        help="with vision tower, draft module and tokenizer, as released; without, the text model alone",
+    )
+    vllm.add_argument(
+        "--scale-dtype", choices=("fp16", "bf16"), default="fp16", help="of int4-mixed (default fp16)"
+    )
     tiny.set_defaults(run=_run_tiny)
 
 
@@ -236,7 +259,7 @@ def _run_tiny(args: argparse.Namespace) -> int:
 
     out = args.out.absolute()
     try:
-        options = TinyOptions(args.vocab, args.dtype, args.seed, args.layers, args.table_rows_base)
+        options = _tiny_options(args)
     except ValueError as error:
         raise CommandError(str(error)) from error
     if is_complete(out, options) and not args.force:
@@ -248,12 +271,46 @@ def _run_tiny(args: argparse.Namespace) -> int:
     except OutputExistsError as error:
         raise CommandError(str(error)) from error
     _require_reference_extra()
-    _write_tiny(out, options, force=args.force)
+    try:
+        if isinstance(options, TinyOptions):
+            _write_tiny(out, options, args.force)
+        else:
+            _write_synthetic(out, options, args.force)
+    except OSError as error:
+        raise CommandError(f"cannot write {out}: {error.strerror or error}") from error
     print(f"wrote {out}")
     return 0
 
 
-def _write_tiny(out: Path, options: TinyOptions, *, force: bool) -> None:
+def _tiny_options(args: argparse.Namespace) -> TinyOptions | SyntheticOptions:
+    """What is to be made. Raises ValueError."""
+    from ple_inference.synthetic.options import SyntheticOptions
+    from ple_inference.tiny.config import TinyOptions
+
+    real = args.shapes == "real"
+    layers = (8 if real else 4) if args.layers is None else args.layers
+    table_rows_base = (200_000 if real else 13_200) if args.table_rows_base is None else args.table_rows_base
+    if real or args.quant != "none":
+        if args.dtype != "bf16":
+            raise ValueError("--dtype f32 goes with neither --quant nor --shapes real")
+        experts = (512 if real else 16) if args.experts is None else args.experts
+        return SyntheticOptions(
+            quant=args.quant,
+            shapes=args.shapes,
+            layers=layers,
+            experts=experts,
+            table_rows_base=table_rows_base,
+            vocab=args.vocab,
+            images=args.images,
+            scale_dtype=args.scale_dtype,
+            seed=args.seed,
+        )
+    if args.images or args.experts is not None:
+        raise ValueError("--images and --experts go with --quant or --shapes real")
+    return TinyOptions(args.vocab, args.dtype, args.seed, layers, table_rows_base)
+
+
+def _write_tiny(out: Path, options: TinyOptions, force: bool) -> None:
     from tqdm import tqdm
 
     from ple_inference.tiny.tokenizer import VocabularyError
@@ -269,8 +326,28 @@ def _write_tiny(out: Path, options: TinyOptions, *, force: bool) -> None:
             write_checkpoint(out, options, force=force, progress=advance)
         except VocabularyError as error:
             raise CommandError(str(error)) from error
-        except OSError as error:
-            raise CommandError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _write_synthetic(out: Path, options: SyntheticOptions, force: bool) -> None:
+    from tqdm import tqdm
+
+    from ple_inference.synthetic.layout import files
+    from ple_inference.synthetic.writer import NoRoomError, size_bytes, write_checkpoint
+    from ple_inference.tiny.tokenizer import VocabularyError
+
+    grouped = files(options)
+    with tqdm(
+        total=size_bytes(grouped),
+        desc="synthetic checkpoint",
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        disable=None,
+    ) as bar:
+        try:
+            write_checkpoint(out, options, grouped, force=force, progress=bar.update)
+        except (NoRoomError, VocabularyError) as error:
+            raise CommandError(str(error)) from error
 
 
 def _require_reference_extra() -> None:

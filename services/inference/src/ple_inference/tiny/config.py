@@ -69,7 +69,7 @@ def model_config(options: TinyOptions) -> dict[str, Any]:
         "vision_end_token_id": ids.vision_end,
         "tie_word_embeddings": False,
         "text_config": {"dtype": dtype, **_text_config(options)},
-        "vision_config": {"dtype": dtype, **_VISION},
+        "vision_config": {"dtype": dtype, **VISION},
     }
 
 
@@ -83,11 +83,11 @@ def _text_config(options: TinyOptions) -> dict[str, Any]:
         "num_hidden_layers": options.layers,
         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * (options.layers // 4),
         "ngram_vocab_size_base": options.table_rows_base,
-        **_TEXT,
+        **TEXT,
     }
 
 
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "hidden_act": "silu",
     "full_attention_interval": 4,
@@ -145,7 +145,7 @@ _TEXT: dict[str, Any] = {
     },
 }
 
-_VISION: dict[str, Any] = {
+VISION: dict[str, Any] = {
     "model_type": "qwen4_exp",
     # Few and narrow heads: attention among an image's 8,192 patches is what a small CPU waits for.
     "depth": 2,

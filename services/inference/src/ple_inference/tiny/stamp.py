@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ple_inference.tiny.config import TinyOptions
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _NAME = "triplex-tiny.json"
 # Raised when the same options would give other bytes.
@@ -24,7 +25,7 @@ def check_replaceable(out: Path) -> None:
         raise OutputExistsError(f"{out} is not empty and is no checkpoint with these options; use --force")
 
 
-def is_complete(out: Path, options: TinyOptions) -> bool:
+def is_complete(out: Path, options: DataclassInstance) -> bool:
     """Whether `out` is a checkpoint made with these options, every file as long as it was written."""
     try:
         stamp = json.loads((out / _NAME).read_text())
@@ -34,11 +35,11 @@ def is_complete(out: Path, options: TinyOptions) -> bool:
     return bool(stamp == _content(options, sizes))
 
 
-def write_stamp(folder: Path, options: TinyOptions) -> None:
+def write_stamp(folder: Path, options: DataclassInstance) -> None:
     """Write last: the stamp lists every file that is there."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     (folder / _NAME).write_text(json.dumps(_content(options, sizes), indent=1) + "\n")
 
 
-def _content(options: TinyOptions, sizes: dict[str, int]) -> dict[str, Any]:
+def _content(options: DataclassInstance, sizes: dict[str, int]) -> dict[str, Any]:
     return {"format": _FORMAT, "options": dataclasses.asdict(options), "files": dict(sorted(sizes.items()))}

@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen4ExpConfig, Qwen4ExpForConditionalGeneration
+from transformers import (
+    Qwen4ExpConfig,
+    Qwen4ExpForCausalLM,
+    Qwen4ExpForConditionalGeneration,
+    Qwen4ExpTextConfig,
+)
 from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4_exp
 
 from ple_inference.tiny.config import TABLE_SHARDS, TinyOptions, model_config
 
 TABLE_KEY = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding"
+_BITS_OF = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 _HASH_BUFFERS = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 _TABLE_STD = 0.5
 
@@ -25,12 +31,23 @@ def torch_dtype(options: TinyOptions) -> torch.dtype:
 
 def shapes(options: TinyOptions) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every parameter, the draft module's too, in Transformers' names. Allocates nothing."""
+    return parameter_shapes(model_config(options), draft=True)
+
+
+def parameter_shapes(config: dict[str, Any], *, draft: bool) -> dict[str, tuple[int, ...]]:
+    """The same for a config.json, of the whole model or of the text model alone."""
     with torch.device("meta"):
-        config: Any = Qwen4ExpConfig(**model_config(options))
-        model: nn.Module = Qwen4ExpForConditionalGeneration(config)  # type: ignore[no-untyped-call]
-        draft = _DraftModule(config.text_config)
+        model: nn.Module
+        if "text_config" in config:
+            whole: Any = Qwen4ExpConfig(**config)
+            text = whole.text_config
+            model = Qwen4ExpForConditionalGeneration(whole)  # type: ignore[no-untyped-call]
+        else:
+            text = Qwen4ExpTextConfig(**config)
+            model = Qwen4ExpForCausalLM(text)  # type: ignore[no-untyped-call]
+        extra = _DraftModule(text) if draft else nn.Module()
     named = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-    return named | {f"mtp.{name}": tuple(tensor.shape) for name, tensor in draft.named_parameters()}
+    return named | {f"mtp.{name}": tuple(tensor.shape) for name, tensor in extra.named_parameters()}
 
 
 class _DraftModule(nn.Module):
@@ -60,7 +77,7 @@ def body_tensors(options: TinyOptions, ranks: Mapping[bytes, int]) -> Iterator[t
         if name == "lm_head.weight":
             _silence_unreadable(tensor, ranks)
         yield name, tensor.to(torch_dtype(options))
-    yield from _hash_buffers(options)
+    yield from hash_buffers(model_config(options), TABLE_KEY.removesuffix("ngram_embedding"))
 
 
 def draw(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -107,18 +124,15 @@ def _is_text(token: bytes) -> bool:
     return True
 
 
-def _hash_buffers(options: TinyOptions) -> Iterator[tuple[str, Tensor]]:
-    embedding = _hash_constants(options)
-    prefix = TABLE_KEY.removesuffix("ngram_embedding")
+def hash_buffers(config: dict[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """The constants of the n-gram hash of a config.json, int64, under `prefix`."""
+    text: Any = (
+        Qwen4ExpConfig(**config).text_config if "text_config" in config else Qwen4ExpTextConfig(**config)
+    )
+    # A table without columns: only its hash buffers are wanted.
+    embedding = qwen4_exp.Qwen4ExpTextNGramEmbedding(text, embedding_dim=0, layer_idx=1)
     for name in _HASH_BUFFERS:
         yield prefix + name, getattr(embedding, name).clone()
-
-
-def _hash_constants(options: TinyOptions) -> nn.Module:
-    """Transformers' embedding with a table one element wide: only its hash buffers are wanted."""
-    text: Any = Qwen4ExpConfig(**model_config(options)).text_config
-    heads = (text.ngram_size - 1) * text.heads_per_ngram
-    return qwen4_exp.Qwen4ExpTextNGramEmbedding(text, heads, layer_idx=1)
 
 
 def table_shards(options: TinyOptions) -> Iterator[tuple[str, Tensor]]:
@@ -138,7 +152,7 @@ def number_rows(rows: Tensor, first: int) -> Tensor:
 
     Two rows of a table therefore never have the same bytes, and no value moves by more than its last bit.
     """
-    bits = rows.view(torch.int16 if rows.dtype == torch.bfloat16 else torch.int32).clone()
+    bits = rows.view(_BITS_OF[rows.itemsize]).clone()
     number = torch.arange(first, first + rows.shape[0], dtype=torch.int64)[:, None]
     digits = ((number >> torch.arange(32)) & 1).to(bits.dtype)
     bits[:, :32] = (bits[:, :32] & ~1) | digits
@@ -147,5 +161,5 @@ def number_rows(rows: Tensor, first: int) -> Tensor:
 
 def row_numbers(rows: Tensor) -> Tensor:
     """The inverse of `number_rows`: int64 numbers, one a row."""
-    bits = rows.view(torch.int16 if rows.dtype == torch.bfloat16 else torch.int32)
+    bits = rows.view(_BITS_OF[rows.itemsize])
     return ((bits[:, :32].to(torch.int64) & 1) << torch.arange(32)).sum(-1)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,8 @@ from ple_inference.tiny.config import (
     generation_config,
     model_config,
 )
-from ple_inference.tiny.stamp import check_replaceable, write_stamp
+from ple_inference.tiny.folder import sync, whole_folder, write_json
+from ple_inference.tiny.stamp import write_stamp
 from ple_inference.tiny.tokenizer import ordinary_tokens, write_tokenizer
 
 STEPS = TABLE_SHARDS + 3
@@ -32,16 +29,8 @@ def write_checkpoint(
     out: Path, options: TinyOptions, *, force: bool, progress: Callable[[str], object]
 ) -> None:
     """Build beside `out`, then rename. Errors: stamp.OutputExistsError, OSError, VocabularyError."""
-    if not force:
-        check_replaceable(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with whole_folder(out, force=force) as building:
         _write_files(building, options, progress)
-        _open_to_readers(building)
-        _replace(building, out)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def _write_files(folder: Path, options: TinyOptions, progress: Callable[[str], object]) -> None:
@@ -59,13 +48,13 @@ def _write_files(folder: Path, options: TinyOptions, progress: Callable[[str], o
     for name, shard in weights.table_shards(options):
         progress("table")
         index.add({name: shard})
-    _write_json(folder / "model.safetensors.index.json", index.as_json())
-    _write_json(folder / "config.json", model_config(options))
-    _write_json(folder / "generation_config.json", generation_config(options))
-    _write_json(folder / "preprocessor_config.json", PREPROCESSOR_CONFIG)
+    write_json(folder / "model.safetensors.index.json", index.as_json())
+    write_json(folder / "config.json", model_config(options))
+    write_json(folder / "generation_config.json", generation_config(options))
+    write_json(folder / "preprocessor_config.json", PREPROCESSOR_CONFIG)
     progress("files")
     write_stamp(folder, options)
-    _sync(folder.iterdir())
+    sync(folder.iterdir())
 
 
 class _TensorIndex:
@@ -86,34 +75,3 @@ class _TensorIndex:
     def as_json(self) -> dict[str, Any]:
         weight_map = dict(sorted(self._weight_map.items()))
         return {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _open_to_readers(folder: Path) -> None:
-    """The daemon may run as another user; mkdtemp and safetensors write for the owner alone."""
-    folder.chmod(0o755)
-    for path in folder.iterdir():
-        path.chmod(0o644)
-
-
-def _sync(paths: Iterable[Path]) -> None:
-    """Reach the disk before the rename does: a crash must not leave a stamped checkpoint of zeros."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _replace(building: Path, out: Path) -> None:
-    """Put `building` at `out`; what was there goes only once the new folder stands."""
-    if not out.exists():
-        building.rename(out)
-        return
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-old-", dir=out.parent) as old:
-        out.rename(Path(old) / out.name)
-        building.rename(out)

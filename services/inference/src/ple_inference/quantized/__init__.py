@@ -1,0 +1,1 @@
+"""Quantized weights of checkpoints: how they are packed, which tensor has which scheme, plain decoding."""

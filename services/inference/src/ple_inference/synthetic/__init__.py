@@ -1,0 +1,1 @@
+"""Random checkpoints in the released layouts, quantized or not, of the released shapes or small ones."""
