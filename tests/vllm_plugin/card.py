@@ -20,6 +20,8 @@ TORCHVISION = ("io", "ops", "transforms", "transforms.functional", "transforms.v
 class Nothing:
     """Answers for what is imported and not used."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
     def __getattr__(self, name: str) -> Any:
         return Nothing()
 
@@ -98,6 +100,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 humming.has_humming = import_utils.has_humming = lambda: True
 qsa.is_flash_attn_varlen_func_available = lambda: True
+torch.cuda.Stream = torch.cuda.Event = Nothing  # type: ignore[misc, assignment]
 torch.ops._C = Nothing()  # layers bind compiled functions when they are made
 # Upstream looks at a model class in another process, which knows nothing of the above.
 registry._LazyRegisteredModel.inspect_model_cls = lambda model: registry._ModelInfo.from_model_cls(

@@ -38,6 +38,7 @@ INSTALL: dict[str, Callable[[], None]] = {
     "qsa_projection": split_qsa.install,
     "complete_load": complete_load.install,
 }
+WHOLE = ("int4", "int4-images", "listed", "fp8", "bare", "bf16")
 BOUND = ("VocabParallelEmbedding", "ParallelLMHead", "GatedResidual", "Qwen4ExpQSAAttention")
 MODELS = (model.Qwen4ExpForCausalLM, model.Qwen4ExpForConditionalGeneration)
 
@@ -197,7 +198,7 @@ def main() -> None:
     root = Path(sys.argv[1])
     card.start(card.engine_config(str(root / "int4")))
     found: dict[str, Any] = {
-        "schemes": {name: schemes(root / name) for name in ("int4", "int4-images", "listed", "fp8", "bf16")},
+        "schemes": {name: schemes(root / name) for name in WHOLE},
         "ranks": {
             f"{name}, {stages}": ranks(root / name, stages)
             for name in ("int4", "int4-images", "fp8", "fp8-images")
@@ -205,6 +206,11 @@ def main() -> None:
         },
         "off": {name: outcome(root / "int4-images", name) for name in (*INSTALL, "checkpoint_schemes")},
         "listed, off": outcome(root / "listed", "checkpoint_schemes"),
+        "bare, off": outcome(root / "bare", "checkpoint_schemes", "complete_load"),
+        "bare, off, checked": outcome(root / "bare", "checkpoint_schemes"),
+        "lacks, unread": {
+            path.name: outcome(path, "checkpoint_schemes") for path in sorted(root.glob("lacks-*"))
+        },
         "lacks": {path.name: outcome(path) for path in sorted(root.glob("lacks-*"))},
         "lacks, off": {
             path.name: outcome(path, "complete_load") for path in sorted(root.glob("lacks-*"))

@@ -29,7 +29,7 @@ ONE_PRODUCT = (
 )
 # All experts of a layer share the scheme of the first, as vLLM asks for it.
 _OTHER_EXPERT = re.compile(r"\.experts\.[1-9]\d*\.")
-_TABLE = ".ngram_embedding"
+_TABLE = ".ngram_embedding."
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,20 @@ def packed_schemes(tensors: Tensors) -> dict[str, Scheme]:
 
 
 def plain_modules(tensors: Tensors) -> list[str]:
-    """Modules of an FP8 checkpoint whose weights have no block scales: they stay as they are stored."""
-    modules = (name.removesuffix(".weight") for name in tensors if name.endswith(".weight"))
-    return [module for module in modules if module + BLOCK_SCALE not in tensors and _TABLE not in module]
+    """Modules of an FP8 checkpoint whose weights are not FP8: they stay as they are stored.
+
+    Raises OverrideError for an FP8 weight without its block scales. The table's one scale is the daemon's.
+    """
+    plain = []
+    for name in tensors:
+        module = name.removesuffix(".weight")
+        if module == name or _TABLE in name:
+            continue
+        if tensors[name].dtype != "F8_E4M3":
+            plain.append(module)
+        elif module + BLOCK_SCALE not in tensors:
+            raise _lacks(name, BLOCK_SCALE)
+    return plain
 
 
 def refuse_mixed(schemes: Mapping[str, Scheme], tensors: Container[str]) -> None:
@@ -127,10 +138,7 @@ def _siblings(module: str) -> Iterator[str]:
 def _scheme(module: str, tensors: Tensors) -> Scheme:
     for suffix in (SCALE, SHAPE):
         if module + suffix not in tensors:
-            raise OverrideError(
-                f"triplex: checkpoint_schemes: the checkpoint has {module}{PACKED} and no {module}{suffix}: "
-                "fetch it again, or convert it anew"
-            )
+            raise _lacks(module + PACKED, suffix)
     for suffix in (".weight_zero_point", ".weight_g_idx"):
         if module + suffix in tensors:
             raise OverrideError(
@@ -147,6 +155,13 @@ def _scheme(module: str, tensors: Tensors) -> Scheme:
             f"scales {list(scale)}, which are of no dense scheme: convert the checkpoint anew"
         )
     return Scheme(bits, group_size)
+
+
+def _lacks(name: str, suffix: str) -> OverrideError:
+    return OverrideError(
+        f"triplex: checkpoint_schemes: the checkpoint has {name} and no {suffix} of it: "
+        "fetch it again, or convert it anew"
+    )
 
 
 def _names_in_vllm(model_config: Any) -> Callable[[str], str]:
