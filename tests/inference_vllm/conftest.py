@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -19,6 +17,8 @@ from ple_inference.tiny.config import TinyOptions
 from ple_rpc.client import TableClient
 
 sys.path.insert(0, str(Path(__file__).parent))  # for released_layout
+
+import released_layout
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_DEADLINE_S = 90.0
@@ -133,25 +133,4 @@ def machine(tmp_path: Path, planner_path: Path) -> Machine:
 @pytest.fixture(scope="session")
 def write_tensors() -> Callable[..., None]:
     """Writes a checkpoint file that has a header and, as a hole, its tensors: name -> (dtype, shape)."""
-    sizes = {"BF16": 2, "F8_E4M3": 1, "F32": 4, "I64": 8, "U8": 1}
-
-    def write(folder: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
-        header, end = {}, 0
-        for name, (dtype, shape) in tensors.items():
-            start, end = end, end + sizes[dtype] * _product(shape)
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-        content = json.dumps(header).encode()
-        with (folder / "model.safetensors").open("wb") as file:
-            file.write(struct.pack("<Q", len(content)) + content)
-            file.truncate(8 + len(content) + end)
-        index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    return write
-
-
-def _product(shape: list[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+    return released_layout.write_headers

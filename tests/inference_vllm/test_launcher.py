@@ -156,8 +156,11 @@ def test_a_header_that_makes_no_sense(copy, entry) -> None:
             "F32",
             "f32 table",
         ),
-        ("model.language_model.embed_tokens.weight_packed", "U8", "quantized embeddings"),
-        ("lm_head.weight_packed", "U8", "quantized embeddings"),
+        (
+            "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight",
+            "F8_E4M3",
+            "the table has no weight_scale",
+        ),
     ],
 )
 def test_tensors_that_cannot_be_loaded(machine, copy, write_tensors, tensor, dtype, reason) -> None:

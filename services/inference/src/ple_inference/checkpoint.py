@@ -22,7 +22,8 @@ class Checkpoint:
 
     @property
     def text(self) -> dict[str, Any]:
-        return dict(self.config["text_config"])
+        """The text model's config; of a checkpoint without a vision tower it is the whole config."""
+        return dict(self.config.get("text_config", self.config))
 
     @property
     def max_positions(self) -> int:
@@ -35,19 +36,24 @@ class Checkpoint:
         return frozenset(ids if isinstance(ids, list) else [ids])
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read the JSON files and check them. Raises CheckpointError."""
+def read_checkpoint(path: Path, *, text_only: bool = False) -> Checkpoint:
+    """Read the JSON files and check them. Raises CheckpointError.
+
+    `text_only`: whether one without a vision tower (qwen4_exp_text) will do as well.
+    """
     if not path.is_dir():
         raise CheckpointError(f"no such model folder: {path}")
     config = read_json(path / "config.json")
-    if config.get("model_type") != "qwen4_exp" or not isinstance(config.get("text_config"), dict):
-        raise CheckpointError(f"{path} is not a Qwen4Exp checkpoint: model_type {config.get('model_type')!r}")
-    layers = config["text_config"].get("ple_layer_ids") or []
+    model_type = config.get("model_type")
+    whole = model_type == "qwen4_exp" and isinstance(config.get("text_config"), dict)
+    if not whole and not (text_only and model_type == "qwen4_exp_text" and "text_config" not in config):
+        raise CheckpointError(f"{path} is not a Qwen4Exp checkpoint: model_type {model_type!r}")
+    layers = config.get("text_config", config).get("ple_layer_ids") or []
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(f"{path}: ple_layer_ids is no list of numbers")
     if len(layers) != 1:
         raise CheckpointError(f"{path} has {len(layers)} n-gram (PLE) layers; exactly one is served")
-    for name in ("tokenizer.json", "model.safetensors.index.json"):
+    for name in ("model.safetensors.index.json", *(("tokenizer.json",) if whole else ())):
         if not (path / name).is_file():
             raise CheckpointError(f"{path} has no {name}")
     generation_path = path / "generation_config.json"

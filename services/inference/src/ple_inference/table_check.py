@@ -62,7 +62,7 @@ def row_type_of(config: dict[str, Any]) -> table_pb2.RowType:
     """The row type of a config.json. fp8 checkpoints convert the table along with the experts."""
     if (config.get("quantization_config") or {}).get("quant_method") == "fp8":
         return table_pb2.ROW_TYPE_FP8_E4M3
-    dtype = config["text_config"].get("dtype") or config.get("dtype") or "bfloat16"
+    dtype = config.get("text_config", config).get("dtype") or config.get("dtype") or "bfloat16"
     return _ROW_TYPES.get(dtype, table_pb2.ROW_TYPE_UNSPECIFIED)
 
 

@@ -12,14 +12,21 @@ from pathlib import Path
 
 from ple_inference.checkpoint import Checkpoint, read_checkpoint
 from ple_inference.settings import Settings, split_address
+from ple_inference.table_check import row_type_of
+from ple_inference.vllm_engine.linear_shapes import LinearShapes
 from ple_inference.vllm_engine.model_config import check_config
 from ple_inference.vllm_engine.pipeline import Pipeline
 from ple_inference.vllm_engine.profile import Profile, profile_named
 from ple_inference.vllm_engine.profile_arguments import take_in
+from ple_inference.vllm_engine.quantization_config import QuantizationConfig
+from ple_inference.vllm_engine.rank_memory import LoadOptions
+from ple_inference.vllm_engine.rank_modules import Module, rank_modules
 from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.stored_table import refuse_unserved_table
+from ple_inference.vllm_engine.stored_weights import StoredWeights
 from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_engine.vllm_arguments import TableAccess, vllm_arguments, vllm_environment
-from ple_inference.vllm_engine.weights import refuse_unloadable
+from ple_rpc.table.v1 import table_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -39,18 +46,30 @@ class Launch:
     environment: Mapping[str, str]
     """What is set beside the launcher's own environment."""
 
+    @property
+    def load_options(self) -> LoadOptions:
+        fp8 = row_type_of(self.checkpoint.config) == table_pb2.ROW_TYPE_FP8_E4M3
+        return LoadOptions.of(self.profile, row_element_bytes=1 if fp8 else 2)
+
+    def rank_modules(self) -> list[list[Module]]:
+        """What vLLM makes of the tensors, on each stage."""
+        placed = "placement" not in self.table.disabled
+        return rank_modules(self.tensors, LinearShapes(self.checkpoint.text), self.pipeline, placed=placed)
+
 
 def compose(settings: Settings, run_directory: Path, disabled: Sequence[str], extra: Sequence[str]) -> Launch:
     """Put a start together without looking at this machine. Raises Refused, CheckpointError."""
-    checkpoint = read_checkpoint(settings.model)
+    checkpoint = read_checkpoint(settings.model, text_only=True)
     check_config(checkpoint)
+    quantization = QuantizationConfig(checkpoint.config)
     profile = _profile(settings, checkpoint.max_positions)
     profile, rest = take_in(profile, extra)
     _check_length(profile.max_model_len, checkpoint.max_positions)
     (ple_layer,) = checkpoint.text["ple_layer_ids"]
     pipeline = Pipeline.of(profile, int(checkpoint.text["num_hidden_layers"]), ple_layer - 1)
     tensors = Tensors.of(settings.model)
-    refuse_unloadable(tensors)
+    refuse_unserved_table(tensors)
+    StoredWeights(tensors, checkpoint.text, quantization).check()
     _, port = split_address(settings.http_address)
     table = TableAccess(
         settings.table_address,

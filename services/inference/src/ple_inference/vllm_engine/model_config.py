@@ -9,11 +9,20 @@ from ple_inference.checkpoint import Checkpoint, CheckpointError
 # Of text_config.
 _NUMBERS = (
     "num_hidden_layers",
+    "vocab_size",
     "max_position_embeddings",
     "hidden_size",
     "head_dim",
+    "num_attention_heads",
     "num_key_value_heads",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "indexer_n_heads",
+    "indexer_kv_heads",
     "indexer_head_dim",
+    "indexer_budget",
     "indexer_compress_ratio",
     "linear_num_key_heads",
     "linear_num_value_heads",
@@ -21,6 +30,7 @@ _NUMBERS = (
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
     "hc_count",
+    "hc_lowrank",
     "ple_conv_kernel_size",
     "ngram_size",
     "heads_per_ngram",
@@ -28,11 +38,13 @@ _NUMBERS = (
 _NEEDED = (*_NUMBERS, "layer_types", "eos_token_id")
 _OPTIONAL_NUMBERS = ("ple_embed_dim", "make_ngram_vocab_size_divisible_by")
 _LARGEST = 2**31 - 1
+_ARCHITECTURES = ("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM")
 
 
 def check_config(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for what is absent, of another type, or contradicts itself."""
     text, where = checkpoint.text, f"{checkpoint.path}/config.json"
+    _check_architecture(checkpoint.config, where)
     missing = next((name for name in _NEEDED if text.get(name) is None), None)
     if missing is not None:
         raise CheckpointError(f"{where} has no text_config.{missing}")
@@ -46,6 +58,13 @@ def check_config(checkpoint: Checkpoint) -> None:
     _check_kinds(checkpoint.config, where)
 
 
+def _check_architecture(config: dict[str, Any], where: str) -> None:
+    given = config.get("architectures")
+    if not isinstance(given, list) or not given or given[0] not in _ARCHITECTURES:
+        served = " or ".join(_ARCHITECTURES)
+        raise CheckpointError(f"{where}: architectures is {_short(given)}, served is {served}")
+
+
 def _check_layers(text: dict[str, Any], where: str) -> None:
     kinds, layers, (ple_layer,) = text["layer_types"], text["num_hidden_layers"], text["ple_layer_ids"]
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
@@ -57,7 +76,7 @@ def _check_layers(text: dict[str, Any], where: str) -> None:
 
 
 def _check_kinds(config: dict[str, Any], where: str) -> None:
-    text = config["text_config"]
+    text = config.get("text_config", config)
     eos = text["eos_token_id"]
     ids = eos if isinstance(eos, list) else [eos]
     if not ids or not all(type(id_) is int and 0 <= id_ <= _LARGEST for id_ in ids):

@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from ple_inference.vllm_engine import rank_memory
+from ple_inference.vllm_engine.bytes_per_token import BytesPerToken, bytes_per_token
 from ple_inference.vllm_engine.host_memory import HostMemory
 from ple_inference.vllm_engine.kv_figures import KvOptions, KvPlan, KvShape
 from ple_inference.vllm_engine.launch import Launch
 from ple_inference.vllm_engine.profile import GIB, Profile
-from ple_inference.vllm_engine.weights import StageWeights, stage_weights
+from ple_inference.vllm_engine.rank_memory import RankMemory, rank_memories
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,9 @@ class Plan:
     """Everything that `ple-inference plan` says. Sizes of GPUs are the profile's, not this machine's."""
 
     launch: Launch
-    weights: tuple[StageWeights, ...]
+    memory: tuple[RankMemory, ...]
+    """Of each stage, loaded."""
+    reads: BytesPerToken
     host: HostMemory
     kv_bytes: tuple[int, ...]
     """What each stage has for K/V, by the profile's allowance; not positive: the weights do not fit."""
@@ -35,8 +39,8 @@ class Plan:
         return shlex.join([*environment, "vllm", *self.launch.arguments])
 
     def left_bytes(self, stage: int) -> int:
-        """What weights and K/V leave of a GPU."""
-        taken_bytes = self.weights[stage].total_bytes + self.kv_taken_bytes(stage)
+        """What a loaded stage and its K/V leave of a GPU."""
+        taken_bytes = self.memory[stage].reserved_bytes + self.kv_taken_bytes(stage)
         return self.launch.profile.gpu_memory_bytes - taken_bytes
 
     def kv_taken_bytes(self, stage: int) -> int:
@@ -44,11 +48,14 @@ class Plan:
 
 
 def make_plan(launch: Launch) -> Plan:
-    weights = stage_weights(launch.tensors, launch.pipeline)
-    profile = launch.profile
-    kv_bytes = tuple(profile.budget_bytes - held.total_bytes - profile.allowance_bytes for held in weights)
+    profile, text, modules = launch.profile, launch.checkpoint.text, launch.rank_modules()
+    memory = rank_memories(modules, text, launch.load_options)
+    kv_bytes = tuple(profile.budget_bytes - rank.reserved_bytes - profile.allowance_bytes for rank in memory)
     kv, problem = _plan_kv(launch, kv_bytes)
-    return Plan(launch, weights, HostMemory.of(launch), kv_bytes, kv, problem)
+    reads = bytes_per_token(
+        modules, text, kv_bytes=1 if "fp8" in profile.kv_cache_dtype else 2, context=profile.max_model_len
+    )
+    return Plan(launch, memory, reads, HostMemory.of(launch), kv_bytes, kv, problem)
 
 
 def kv_options(profile: Profile) -> KvOptions:
@@ -88,15 +95,20 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "stages": [
             {
                 "layers": [layers.start, layers.stop],
-                "weights_bytes": held.total_bytes,
-                **asdict(held),
+                **rank_memory.as_json(rank),
                 "kv_room_bytes": max(0, plan.kv_bytes[stage]),
                 "kv_bytes": plan.kv_taken_bytes(stage),
                 "left_bytes": plan.left_bytes(stage),
             }
-            for stage, held in enumerate(plan.weights)
+            for stage, rank in enumerate(plan.memory)
             for layers in [pipeline.layers_of(stage)]
         ],
+        "reads_per_token": {
+            **asdict(plan.reads),
+            "weights": dict(plan.reads.weights),
+            "weights_bytes": plan.reads.weights_bytes,
+            "tokens_per_s": round(plan.reads.tokens_per_s(profile.memory_bytes_per_s), 1),
+        },
         "kv": _kv_json(plan.kv),
         "kv_problem": plan.kv_problem or None,
     }
@@ -120,17 +132,11 @@ def as_text(plan: Plan) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    profile, pipeline = plan.launch.profile, plan.launch.pipeline
+    profile = plan.launch.profile
     yield f"profile {profile.name}: {profile.summary}"
     yield plan.command
     yield ""
-    yield f"{'stage':7}{'layers':>8}{'weights':>12}{'of it embed+head':>18}{'K/V':>12}{'left':>12}   of a GPU"
-    for stage, held in enumerate(plan.weights):
-        layers = pipeline.layers_of(stage)
-        row = f"{stage:<7}{f'{layers.start}-{layers.stop - 1}':>8}{_gib(held.total_bytes):>12}"
-        row += f"{_gib(held.embed_and_head_bytes):>18}{_gib(plan.kv_taken_bytes(stage)):>12}"
-        row += f"{_gib(plan.left_bytes(stage)):>12}"
-        yield f"{row}   {_gib(profile.gpu_memory_bytes)}" + (" table" if stage == pipeline.owner else "")
+    yield from _stage_lines(plan)
     yield f"vLLM may take {profile.gpu_memory_utilization:.0%} of a GPU; activations, graphs and CUDA are"
     yield f"guessed at {_gib(profile.allowance_bytes)}, which vLLM replaces by measuring when it starts"
     pinned, total = _mib(plan.host.pinned_bytes), _gib(plan.host.total_bytes)
@@ -140,6 +146,40 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield from _kv_lines(plan.kv)
     if plan.kv_problem:
         yield f"K/V: {plan.kv_problem}"
+    yield ""
+    yield from _read_lines(plan.reads, profile)
+
+
+def _stage_lines(plan: Plan) -> Iterator[str]:
+    profile, pipeline = plan.launch.profile, plan.launch.pipeline
+    columns = ("weights", "buffers", "reserved", "while loading", "K/V", "left")
+    yield f"{'stage':7}{'layers':>8}" + "".join(f"{column:>15}" for column in columns) + "   of a GPU"
+    for stage, rank in enumerate(plan.memory):
+        layers = pipeline.layers_of(stage)
+        sizes = (rank.weights_bytes, rank.held_bytes - rank.weights_bytes, rank.reserved_bytes)
+        sizes += (rank.peak_allocated_bytes, plan.kv_taken_bytes(stage), plan.left_bytes(stage))
+        row = f"{stage:<7}{f'{layers.start}-{layers.stop - 1}':>8}"
+        row += "".join(f"{_gib(size):>15}" for size in sizes)
+        yield f"{row}   {_gib(profile.gpu_memory_bytes)}" + (" table" if stage == pipeline.owner else "")
+    for part in dict.fromkeys(part for rank in plan.memory for part in rank.parts):
+        yield f"  {part:20}" + "".join(f"{_mib(rank.parts.get(part, 0)):>15}" for rank in plan.memory)
+    tightest = max(rank.peak_allocated_bytes for rank in plan.memory)
+    if tightest > profile.gpu_memory_bytes:
+        yield f"a stage takes {_gib(tightest)} while vLLM repacks its weights, more than such a GPU has:"
+        yield "it would not load"
+
+
+def _read_lines(reads: BytesPerToken, profile: Profile) -> Iterator[str]:
+    yield f"a decoded token reads {reads.weights_bytes / 1e9:.3f} GB of weights:"
+    for part, size_bytes in sorted(reads.weights.items(), key=lambda item: -item[1]):
+        yield f"  {part:20}{size_bytes / 1e6:>12.2f} MB"
+    yield f"and {reads.states / 1e6:.1f} MB of recurrent states, read and written; with a long context"
+    yield f"besides {reads.selected_kv / 1e6:.1f} MB of selected K/V, and of {profile.max_model_len:,} tokens"
+    yield f"{reads.pooled_keys / 1e6:.1f} MB of pooled keys"
+    yield (
+        f"at most {reads.tokens_per_s(profile.memory_bytes_per_s):.0f} tokens/s of one stream at "
+        f"{profile.memory_bytes_per_s / 1e9:,.0f} GB/s"
+    )
 
 
 def _kv_lines(kv: KvPlan) -> Iterator[str]:

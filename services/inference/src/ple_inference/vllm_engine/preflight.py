@@ -12,10 +12,10 @@ from ple_inference.vllm_engine.gpus import Gpu, visible_gpus
 from ple_inference.vllm_engine.host_memory import HostMemory
 from ple_inference.vllm_engine.launch import Launch
 from ple_inference.vllm_engine.profile import GIB
+from ple_inference.vllm_engine.rank_memory import RankMemory, rank_memories
 from ple_inference.vllm_engine.refused import Refused
 from ple_inference.vllm_engine.table_gate import await_table
 from ple_inference.vllm_engine.vllm_arguments import refuse_environment
-from ple_inference.vllm_engine.weights import StageWeights, stage_weights
 from ple_inference.vllm_plugin.override import OverrideError
 from ple_inference.vllm_plugin.proof import prove_sources
 from ple_inference.vllm_plugin.switches import enabled_overrides
@@ -23,6 +23,8 @@ from ple_inference.vllm_plugin.wheel_source import SourceMissing
 
 _log = logging.getLogger(__name__)
 _MEMINFO = Path("/proc/meminfo")
+# CUDA's context and modules of a worker, on the low side: no machine is refused that would do.
+_CONTEXT_BYTES = 300 * 2**20
 
 
 def check(launch: Launch, environ: Mapping[str, str]) -> None:
@@ -30,8 +32,10 @@ def check(launch: Launch, environ: Mapping[str, str]) -> None:
     refuse_environment(environ)
     _check_plugin(launch)
     _check_port(launch.settings.http_address)
-    weights = stage_weights(launch.tensors, launch.pipeline)
-    _check_gpus(launch, weights, visible_gpus(environ.get("CUDA_VISIBLE_DEVICES")))
+    if not (launch.checkpoint.path / "tokenizer.json").is_file():
+        raise Refused(f"{launch.checkpoint.path} has no tokenizer.json, and nothing is served without one")
+    memory = rank_memories(launch.rank_modules(), launch.checkpoint.text, launch.load_options)
+    _check_gpus(launch, memory, visible_gpus(environ.get("CUDA_VISIBLE_DEVICES")))
     _check_host_memory(HostMemory.of(launch))
     pipeline = launch.pipeline
     _log.info(
@@ -67,18 +71,24 @@ def _check_port(address: str) -> None:
             ) from error
 
 
-def _check_gpus(launch: Launch, weights: Sequence[StageWeights], gpus: Sequence[Gpu]) -> None:
+def _check_gpus(launch: Launch, memory: Sequence[RankMemory], gpus: Sequence[Gpu]) -> None:
     stages = launch.pipeline.stages
     if len(gpus) < stages:
         raise Refused(f"{stages} pipeline stages need {stages} GPUs and {len(gpus)} can be seen; give --pp")
-    for stage, (gpu, held) in enumerate(zip(gpus, weights, strict=False)):
+    for stage, (gpu, rank) in enumerate(zip(gpus, memory, strict=False)):
         budget_bytes = int(gpu.total_bytes * launch.profile.gpu_memory_utilization)
-        needed_bytes = held.total_bytes + launch.profile.allowance_bytes
+        needed_bytes = rank.reserved_bytes + launch.profile.allowance_bytes
         if needed_bytes >= budget_bytes:
             raise Refused(
-                f"stage {stage} has {_gib(held.total_bytes)} of weights and wants {_gib(needed_bytes)} with "
-                f"activations, before any K/V; GPU {gpu.index} ({gpu.name}) gives {_gib(budget_bytes)} of "
-                f"{_gib(gpu.total_bytes)}: use more stages (--pp), larger GPUs, or a smaller checkpoint"
+                f"stage {stage} has {_gib(rank.weights_bytes)} of weights and wants {_gib(needed_bytes)} "
+                f"with activations, before any K/V; GPU {gpu.index} ({gpu.name}) gives {_gib(budget_bytes)} "
+                f"of {_gib(gpu.total_bytes)}: use more stages (--pp), larger GPUs, or a smaller checkpoint"
+            )
+        if rank.peak_allocated_bytes + _CONTEXT_BYTES > gpu.total_bytes:
+            raise Refused(
+                f"stage {stage} takes {_gib(rank.peak_allocated_bytes)} while vLLM repacks its weights; "
+                f"GPU {gpu.index} ({gpu.name}) has {_gib(gpu.total_bytes)}, {_gib(_CONTEXT_BYTES)} of it for "
+                "CUDA: use more stages (--pp) or larger GPUs"
             )
         if gpu.free_bytes < budget_bytes:
             raise Refused(

@@ -23,6 +23,8 @@ class Profile:
     """Decoder layers of each stage; None: as even as it goes."""
     gpu_memory_bytes: int
     """Of one GPU: what `plan` reckons with where there is none."""
+    memory_bytes_per_s: float
+    """That one GPU reads at the most, by its maker."""
     gpu_memory_utilization: float
     allowance_bytes: int
     """Of each GPU, for activations, graphs and CUDA itself: a guess, which vLLM replaces by measuring."""
@@ -76,6 +78,7 @@ PROFILES = _by_name(
         stages=3,
         partition=(16, 16, 16),
         gpu_memory_bytes=24 * GIB,
+        memory_bytes_per_s=936e9,  # RTX 3090
         gpu_memory_utilization=0.95,
         allowance_bytes=3 * GIB // 2,
         kv_cache_dtype="fp8",
@@ -88,6 +91,7 @@ PROFILES = _by_name(
         stages=2,
         partition=(24, 24),
         gpu_memory_bytes=79 * GIB,
+        memory_bytes_per_s=2039e9,  # A100, the slowest of 80 GB
         gpu_memory_utilization=0.92,
         allowance_bytes=4 * GIB,
         kv_cache_dtype="auto",
@@ -100,6 +104,7 @@ PROFILES = _by_name(
         stages=1,
         partition=None,
         gpu_memory_bytes=139 * GIB,
+        memory_bytes_per_s=4.8e12,  # H200
         gpu_memory_utilization=0.95,
         allowance_bytes=4 * GIB,
         kv_cache_dtype="fp8",

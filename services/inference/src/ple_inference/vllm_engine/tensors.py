@@ -14,6 +14,17 @@ from ple_inference.checkpoint import CheckpointError, read_json
 
 _MAX_HEADER_BYTES = 256 * 2**20
 _SMALL_BYTES = 4096
+_ITEM_BYTES = {
+    "BF16": 2,
+    "F16": 2,
+    "F32": 4,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I8": 1,
+    "U8": 1,
+    "I32": 4,
+    "I64": 8,
+}
 
 
 @dataclass(frozen=True)
@@ -87,9 +98,16 @@ def _header(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: its header cannot be read") from error
+    end_bytes = 8 + size_bytes
     for name, tensor in found.items():
         if tensor.offset_bytes + tensor.size_bytes > file_bytes:
             raise CheckpointError(f"{path} ends within {name}, was it copied to its end?")
+        end_bytes = max(end_bytes, tensor.offset_bytes + tensor.size_bytes)
+    if file_bytes != end_bytes:
+        raise CheckpointError(
+            f"{path} has {file_bytes} bytes, its header describes {end_bytes}: it is another file, or was "
+            "written over; download it again"
+        )
     return found
 
 
@@ -99,4 +117,7 @@ def _tensor(path: Path, entry: dict[str, Any], data_bytes: int) -> Tensor:
     sizes = (start, end - start, *entry["shape"])
     if any(type(size) is not int or size < 0 for size in sizes):
         raise ValueError("sizes that are none")
-    return Tensor(path, str(entry["dtype"]), tuple(entry["shape"]), data_bytes + start, end - start)
+    dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+    if dtype in _ITEM_BYTES and prod(shape) * _ITEM_BYTES[dtype] != end - start:
+        raise ValueError("bytes that are not those of the shape")
+    return Tensor(path, dtype, shape, data_bytes + start, end - start)

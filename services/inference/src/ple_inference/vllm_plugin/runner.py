@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from ple_inference.vllm_plugin import checkpoint_schemes
 from ple_inference.vllm_plugin.overrides.pp_orphan_kv import without_orphans
 
 
 class TriplexModelRunner(GPUModelRunner):
     skips_orphan_kv = False
     """Set by the override pp_orphan_kv."""
+    reads_schemes = False
+    """Set by the override checkpoint_schemes."""
+
+    def load_model(self, load_dummy_weights: bool = False, *args: Any, **kwargs: Any) -> None:
+        if self.reads_schemes:
+            checkpoint_schemes.settle(self.vllm_config)
+        super().load_model(load_dummy_weights, *args, **kwargs)
 
     def initialize_kv_cache(
         self,

@@ -1,11 +1,28 @@
 """Every change to vLLM, one file each. The order is the order of installation."""
 
 from ple_inference.vllm_plugin.override import Override
-from ple_inference.vllm_plugin.overrides import daemon_embedding, pp_config_gate, pp_model_state, pp_orphan_kv
+from ple_inference.vllm_plugin.overrides import (
+    checkpoint_schemes,
+    complete_load,
+    daemon_embedding,
+    hyper_connections,
+    placement,
+    pp_config_gate,
+    pp_model_state,
+    pp_orphan_kv,
+    qsa_projection,
+    quantized_embeddings,
+)
 
 ALL: tuple[Override, ...] = (
     pp_config_gate.OVERRIDE,
     pp_model_state.OVERRIDE,
     pp_orphan_kv.OVERRIDE,
     daemon_embedding.OVERRIDE,
+    checkpoint_schemes.OVERRIDE,
+    placement.OVERRIDE,
+    quantized_embeddings.OVERRIDE,
+    hyper_connections.OVERRIDE,
+    qsa_projection.OVERRIDE,
+    complete_load.OVERRIDE,
 )

@@ -1,0 +1,237 @@
+"""Refuses a checkpoint whose weights are not all there or cannot be loaded, by its headers alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ple_inference.quantized.scheme import Scheme
+from ple_inference.vllm_engine.linear_shapes import LinearShapes
+from ple_inference.vllm_engine.quantization_config import PACKED, QuantizationConfig
+from ple_inference.vllm_engine.rank_modules import text_name
+from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.tensors import Tensor, Tensors
+
+_EXPERT = re.compile(r"(layers\.\d+\.mlp\.experts)\.(\d+)\.((?:gate|up|down)_proj)$")
+_BITS = (4, 6, 8)
+_BLOCK = 128
+_SCALE_TYPES = ("F16", "BF16")
+_AGAIN = "download it again, or use another checkpoint"
+# vLLM makes one matrix of each; all parts must be in one form.
+_MERGED = (
+    ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    ("ple.key_proj", "ple.value_proj"),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a matrix is stored: packed by a scheme, fp8, or as it is."""
+
+    kind: str
+    scheme: Scheme | None = None
+
+    def __str__(self) -> str:
+        return f"{self.scheme.bits} bits in groups of {self.scheme.group_size}" if self.scheme else self.kind
+
+
+class StoredWeights:
+    """The decoder's matrices by module, without the architecture's prefix."""
+
+    def __init__(self, tensors: Tensors, text: Mapping[str, Any], config: QuantizationConfig) -> None:
+        self._shapes, self._config, self._text = LinearShapes(text), config, text
+        self._modules: dict[str, dict[str, Tensor]] = {}
+        self._names: dict[str, str] = {}
+        for name, tensor in tensors.items():
+            if name.startswith(("mtp.", "model.visual.")):
+                continue
+            module, _, param = name.rpartition(".")
+            short = text_name(module)
+            self._modules.setdefault(short, {})[param] = tensor
+            self._names[short] = module
+        self._forms: dict[str, Form] = {}
+
+    def check(self) -> None:
+        """Raises Refused with one line on the first thing that is wrong."""
+        for module, params in self._modules.items():
+            if "weight_packed" in params or "weight_scale_inv" in params or self._shapes.of(module):
+                self._forms[module] = self._form(module, params)
+        self._check_experts()
+        self._check_presence()
+        self._check_merged()
+
+    def _form(self, module: str, params: Mapping[str, Tensor]) -> Form:
+        name = self._names[module]
+        shape = self._shapes.of(module)
+        if shape is None:
+            raise Refused(f"{_file(params)}: {name} is quantized, and it is no matrix of the decoder")
+        if stranger := next(
+            (param for param in params if param.startswith(("weight_zero_point", "weight_g_idx"))), ""
+        ):
+            raise Refused(f"{_file(params)}: {name}.{stranger}: only symmetric weights in order are served")
+        if "weight_packed" in params:
+            form = Form("packed", _packed_scheme(name, params, shape))
+            self._check_declared(module, name, params, form)
+            return form
+        if "weight" not in params:
+            raise Refused(
+                f"{_file(params)}: {name} has no weight, only {', '.join(sorted(params))}; {_AGAIN}"
+            )
+        weight = params["weight"]
+        if weight.shape != shape:
+            raise Refused(
+                f"{_file(params)}: {name}.weight is {list(weight.shape)}, the config wants {list(shape)}"
+            )
+        if weight.dtype.startswith("F8"):
+            _check_blocks(name, params, shape)
+            return Form("fp8")
+        if "weight_scale" in params or "weight_scale_inv" in params:
+            raise Refused(
+                f"{_file(params)}: {name} has a scale, and its weight is plain {weight.dtype}; {_AGAIN}"
+            )
+        if weight.dtype not in ("BF16", "F16", "F32"):
+            raise Refused(f"{_file(params)}: {name}.weight is {weight.dtype}, which is not served")
+        if self._config.named(name):
+            raise Refused(
+                f"{_file(params)}: {name} is plain {weight.dtype}, config.json says that it is packed"
+            )
+        return Form("plain")
+
+    def _check_declared(self, module: str, name: str, params: Mapping[str, Tensor], form: Form) -> None:
+        if self._config.method != PACKED:
+            method = self._config.method or "no quantization"
+            raise Refused(f"{_file(params)}: {name} is packed, config.json says {method}")
+        expert = _EXPERT.match(module)
+        if expert and expert[2] != "0":
+            return  # vLLM asks once for all experts of a layer, and they are compared with each other
+        allowed = self._config.allowed(name)
+        if form.scheme not in allowed:
+            said = " or ".join(str(Form("packed", scheme)) for scheme in allowed) or "that it is not"
+            raise Refused(f"{_file(params)}: {name} is packed with {form}, config.json says {said}")
+
+    def _check_experts(self) -> None:
+        """All of a layer, or one tensor with all of them; gate, up and down in one form."""
+        stacks: dict[str, dict[str, Form]] = {}
+        for module, form in self._forms.items():
+            if expert := _EXPERT.match(module):
+                stacks.setdefault(expert[1], {})[f"{expert[2]}.{expert[3]}"] = form
+        for layer in range(self._text["num_hidden_layers"]):
+            stack = f"layers.{layer}.mlp.experts"
+            if stack not in stacks:
+                self._check_fused(stack)
+                continue
+            found = stacks[stack]
+            for expert in range(self._shapes.experts):
+                for part in ("gate_proj", "up_proj", "down_proj"):
+                    if f"{expert}.{part}" not in found:
+                        raise Refused(
+                            f"{stack}.{expert}.{part} is missing of {self._shapes.experts} experts; {_AGAIN}"
+                        )
+            self._check_alike(stack, found)
+
+    def _check_fused(self, stack: str) -> None:
+        fused = self._modules.get(stack, {})
+        rows, columns = self._shapes.of(f"{stack}.0.down_proj") or (0, 0)
+        expected = {
+            "gate_up_proj": (self._shapes.experts, 2 * columns, rows),
+            "down_proj": (self._shapes.experts, rows, columns),
+        }
+        for param, shape in expected.items():
+            if param not in fused:
+                raise Refused(f"{stack} are missing: neither single experts nor {param}; {_AGAIN}")
+            if fused[param].shape != shape:
+                raise Refused(
+                    f"{stack}.{param} is {list(fused[param].shape)}, the config wants {list(shape)}"
+                )
+
+    def _check_presence(self) -> None:
+        missing = next((module for module in self._expected() if module not in self._forms), None)
+        if missing is not None:
+            raise Refused(f"the checkpoint has no {missing}.weight, packed or not; {_AGAIN}")
+
+    def _expected(self) -> Iterator[str]:
+        (ple,) = self._text["ple_layer_ids"]
+        for layer, kind in enumerate(self._text["layer_types"]):
+            yield from self._shapes.modules_of(
+                layer, attention=kind != "linear_attention", ple=layer == ple - 1
+            )
+        yield from ("embed_tokens", *(() if self._text.get("tie_word_embeddings") else ("lm_head",)))
+        yield from (f"hyper_connection_mixer.input_mix_weight_{way}" for way in ("down", "up"))
+
+    def _check_merged(self) -> None:
+        for layer in range(self._text["num_hidden_layers"]):
+            for parts in _MERGED:
+                names = [f"layers.{layer}.{part}" for part in parts]
+                self._check_alike(
+                    f"layers.{layer}", {name: self._forms[name] for name in names if name in self._forms}
+                )
+
+    def _check_alike(self, where: str, forms: Mapping[str, Form]) -> None:
+        first = next(iter(forms), "")
+        other = next((name for name, form in forms.items() if form != forms[first]), None)
+        if other is not None:
+            raise Refused(
+                f"{where}: {first} is stored as {forms[first]} and {other} as {forms[other]}; vLLM makes one "
+                "matrix of them, so they must be alike"
+            )
+
+
+def _packed_scheme(name: str, params: Mapping[str, Tensor], shape: Sequence[int]) -> Scheme:
+    packed = params["weight_packed"]
+    rows, columns = shape
+    for needed in ("weight_scale", "weight_shape"):
+        if needed not in params:
+            raise Refused(f"{_file(params)}: {name} has no {needed}; {_AGAIN}")
+    scale = params["weight_scale"]
+    if packed.dtype != "I32" or len(packed.shape) != 2 or packed.shape[0] != rows:
+        raise Refused(
+            f"{_file(params)}: {name}.weight_packed is {packed.dtype} {list(packed.shape)}, not I32 "
+            f"[{rows}, words]"
+        )
+    if scale.dtype not in _SCALE_TYPES:
+        raise Refused(
+            f"{_file(params)}: {name}.weight_scale is {scale.dtype}, not {' or '.join(_SCALE_TYPES)}"
+        )
+    bits = _bits(name, params, columns)
+    groups = scale.shape[1] if len(scale.shape) == 2 and scale.shape[0] == rows else 0
+    if not groups or columns % groups:
+        raise Refused(
+            f"{_file(params)}: {name}.weight_scale is {list(scale.shape)}, which gives {rows} rows of "
+            f"{columns} columns no whole groups"
+        )
+    return Scheme(bits, columns // groups)
+
+
+def _bits(name: str, params: Mapping[str, Tensor], columns: int) -> int:
+    words = params["weight_packed"].shape[1]
+    for bits in _BITS:
+        if words == -(-columns * bits // 32):
+            return bits
+    where = f"{_file(params)}: {name}.weight_packed has {words} words a row"
+    if words == -(-columns // 5):
+        raise Refused(
+            f"{where}: 6 bits as 5 values a word, as the library compressed-tensors packs them; vLLM reads a "
+            f"dense stream, here {-(-columns * 6 // 32)} words: pack it anew"
+        )
+    dense = ", ".join(str(-(-columns * bits // 32)) for bits in _BITS)
+    raise Refused(f"{where}; {columns} columns of 4, 6 or 8 bits have {dense}")
+
+
+def _check_blocks(name: str, params: Mapping[str, Tensor], shape: Sequence[int]) -> None:
+    scale = params.get("weight_scale_inv")
+    if scale is None:
+        raise Refused(f"{_file(params)}: {name} is fp8 and has no weight_scale_inv; {_AGAIN}")
+    expected = tuple(-(-side // _BLOCK) for side in shape)
+    if scale.dtype not in ("BF16", "F32") or scale.shape != expected:
+        raise Refused(
+            f"{_file(params)}: {name}.weight_scale_inv is {scale.dtype} {list(scale.shape)}, not BF16 "
+            f"{list(expected)}"
+        )
+
+
+def _file(params: Mapping[str, Tensor]) -> str:
+    return next(iter(params.values())).file.name

@@ -1,0 +1,288 @@
+"""Checkpoints that `serve` and `plan` refuse by their headers, before any GPU is looked at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import released_layout
+
+from ple_inference import __main__ as command
+
+LAYERS, EXPERTS = 4, 3
+FILE = "model.safetensors"
+TEXT = released_layout.PREFIX
+QKV, EXPERT = f"{TEXT}layers.3.self_attn.q_proj", f"{TEXT}layers.2.mlp.experts.1.up_proj"
+Shapes = dict[str, tuple[str, list[int]]]
+
+
+class Case:
+    """A checkpoint of four layers with three experts each, and the one line that it is refused with."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+        self.folder, self._monkeypatch, self._capsys = folder / "model", monkeypatch, capsys
+        self._looked = folder / "looked"
+        smi = folder / "nvidia-smi"
+        smi.write_text(f"#!/bin/sh\ntouch {self._looked}\n")
+        smi.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+
+    def write(
+        self,
+        form: str = "int4-mixed",
+        tensors: Callable[[Shapes], object] = lambda shapes: None,
+        config: Callable[[dict[str, Any]], object] = lambda config: None,
+    ) -> None:
+        released_layout.write(self.folder, form, LAYERS, experts=EXPERTS)
+        shapes = released_layout.tensors(form, LAYERS, experts=EXPERTS)
+        tensors(shapes)
+        released_layout.write_headers(self.folder, shapes)
+        self.change("config.json", config)
+
+    def change(self, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+        content = json.loads((self.folder / name).read_text())
+        change(content)
+        (self.folder / name).write_text(json.dumps(content))
+
+    def refusal(self) -> str:
+        """The line of both commands, with no GPU looked at."""
+        lines = {self._run("plan"), self._run("serve", "--engine", "vllm")}
+        assert len(lines) == 1, lines
+        assert not self._looked.exists()
+        return lines.pop()
+
+    def _run(self, *arguments: str) -> str:
+        options = ("--model", str(self.folder), "--profile", "single-140gb")
+        self._monkeypatch.setattr("sys.argv", ["ple-inference", *arguments, *options])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        assert ended.value.code == 1
+        written = self._capsys.readouterr()
+        assert not written.out
+        lines = [line for line in written.err.splitlines() if line.startswith("ple-inference: ")]
+        assert len(lines) == 1, written.err
+        return lines[0]
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Case:
+    return Case(tmp_path, monkeypatch, capsys)
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def test_a_missing_shard(case: Case) -> None:
+    case.write()
+    case.change("model.safetensors.index.json", lambda index: index["weight_map"].update(a="two.safetensors"))
+    assert f"cannot read {case.folder}/two.safetensors: No such file" in case.refusal()
+
+
+def test_a_shard_that_was_not_copied_to_its_end(case: Case) -> None:
+    case.write()
+    with (case.folder / FILE).open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 1)
+    assert f"{FILE} ends within model.visual." in case.refusal()
+
+
+def test_a_shard_of_another_size(case: Case) -> None:
+    case.write()
+    with (case.folder / FILE).open("ab") as file:
+        file.write(b"more")
+    line = case.refusal()
+    assert f"{FILE} has " in line
+    assert "bytes, its header describes" in line
+
+
+def test_an_index_that_names_absent_tensors(case: Case) -> None:
+    case.write()
+    case.change("model.safetensors.index.json", lambda index: index["weight_map"].update(a=FILE))
+    assert f"{FILE} lacks a, which the index says is there" in case.refusal()
+
+
+# -- config.json ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], None, []])
+def test_another_architecture(case: Case, architectures: list[str] | None) -> None:
+    case.write(config=lambda config: config.update(architectures=architectures))
+    line = case.refusal()
+    assert "config.json: architectures is " in line
+    assert "served is Qwen4ExpForConditionalGeneration or Qwen4ExpForCausalLM" in line
+
+
+def _weights(**fields: object) -> Callable[[dict[str, Any]], object]:
+    """Changes the first group, of the experts."""
+    return lambda config: config["quantization_config"]["config_groups"]["group_0"]["weights"].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda config: config["quantization_config"].update(quant_method="gptq"),
+            "quant_method 'gptq' is not",
+        ),
+        (
+            lambda config: config["quantization_config"]["config_groups"]["group_1"].update(
+                format="marlin-24"
+            ),
+            "config_groups.group_1: format 'marlin-24' is not served",
+        ),
+        (lambda config: config["quantization_config"].pop("config_groups"), "has no config_groups"),
+        (lambda config: config.pop("quantization_config"), "is packed, config.json says no quantization"),
+        (_weights(symmetric=False), "weights.symmetric is False, served is True"),
+        (_weights(num_bits=3), "3 bits in groups of 128 are not served"),
+        (_weights(group_size=64), "4 bits in groups of 128, config.json says 4 bits in groups of 64"),
+        (_weights(actorder="group"), "weights.actorder 'group' is not served"),
+    ],
+)
+def test_a_quantization_that_is_not_served(case: Case, change, reason: str) -> None:
+    case.write(config=change)
+    assert reason in case.refusal()
+
+
+def test_plain_weights_that_the_config_calls_packed(case: Case) -> None:
+    def unpack(shapes: Shapes) -> None:
+        for suffix in ("packed", "scale", "shape"):
+            del shapes[f"lm_head.weight_{suffix}"]
+        shapes["lm_head.weight"] = ("BF16", [248_320, 2560])
+
+    case.write(tensors=unpack)
+    assert "lm_head is plain BF16, config.json says that it is packed" in case.refusal()
+
+
+# -- packed tensors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda shapes: shapes.pop(f"{EXPERT}.weight_scale"), f"{EXPERT} has no weight_scale"),
+        (lambda shapes: shapes.pop(f"{EXPERT}.weight_shape"), f"{EXPERT} has no weight_shape"),
+        (
+            lambda shapes: [shapes.pop(name) for name in list(shapes) if name.startswith(EXPERT)],
+            "layers.2.mlp.experts.1.up_proj is missing of 3 experts",
+        ),
+        (
+            lambda shapes: [shapes.pop(name) for name in list(shapes) if ".layers.2.mlp.experts." in name],
+            "layers.2.mlp.experts are missing",
+        ),
+        (
+            lambda shapes: shapes.update({f"{QKV}.weight_scale": ("F32", [12_288, 40])}),
+            f"{QKV}.weight_scale is F32, not F16 or BF16",
+        ),
+        (
+            lambda shapes: shapes.update({f"{QKV}.weight_packed": ("I32", [12_288, 512])}),
+            "512 words a row: 6 bits as 5 values a word, as the library compressed-tensors packs them",
+        ),
+        (
+            lambda shapes: shapes.update({f"{QKV}.weight_packed": ("I32", [12_288, 400])}),
+            "400 words a row; 2560 columns of 4, 6 or 8 bits have 320, 480, 640",
+        ),
+        (
+            lambda shapes: shapes.update({f"{QKV}.weight_scale": ("F16", [12_288, 41])}),
+            "weight_scale is [12288, 41], which gives 12288 rows of 2560 columns no whole groups",
+        ),
+        (
+            lambda shapes: shapes.update({f"{EXPERT}.weight_scale": ("F16", [640, 40])}),
+            "0.gate_proj is stored as 4 bits in groups of 128 and 1.up_proj as 4 bits in groups of 64",
+        ),
+        (
+            lambda shapes: shapes.update({f"{QKV}.weight_zero_point": ("I32", [384, 40])}),
+            f"{QKV}.weight_zero_point: only symmetric weights in order are served",
+        ),
+        (
+            lambda shapes: shapes.update({f"{TEXT}layers.0.odd.weight_packed": ("I32", [1, 1])}),
+            f"{TEXT}layers.0.odd is quantized, and it is no matrix of the decoder",
+        ),
+        (
+            lambda shapes: shapes.pop(f"{TEXT}layers.1.mlp.gate.weight"),
+            "the checkpoint has no layers.1.mlp.gate.weight, packed or not",
+        ),
+        (
+            lambda shapes: shapes.update({f"{TEXT}layers.1.mlp.gate.weight": ("BF16", [5, 2560])}),
+            "mlp.gate.weight is [5, 2560], the config wants [3, 2560]",
+        ),
+    ],
+)
+def test_packed_weights_that_do_not_fit(case: Case, change, reason: str) -> None:
+    case.write(tensors=change)
+    assert reason in case.refusal()
+
+
+def test_parts_of_one_product_in_two_forms(case: Case) -> None:
+    """The config allows both; vLLM's one matrix does not."""
+    key = f"{TEXT}layers.3.self_attn.k_proj"
+    case.write(
+        tensors=lambda shapes: shapes.update(
+            {f"{key}.weight_packed": ("I32", [512, 640]), f"{key}.weight_scale": ("F16", [512, 20])}
+        ),
+        config=lambda config: config["quantization_config"]["config_groups"]["group_3"]["targets"].append(
+            key
+        ),
+    )
+    line = case.refusal()
+    assert "layers.3.self_attn.q_proj is stored as 6 bits in groups of 64" in line
+    assert "layers.3.self_attn.k_proj as 8 bits in groups of 128" in line
+
+
+def test_groups_named_by_class_or_by_module(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the config spells its targets, what the tensors say is taken."""
+
+    def respell(config: dict[str, Any]) -> None:
+        groups = config["quantization_config"]["config_groups"]
+        groups["group_0"]["targets"] = ["Linear"]
+        groups["group_2"]["targets"] = [
+            f"{TEXT}layers.{layer}.{kind}_hyper_connection.input_mix_weight_{way}"
+            for layer in range(LAYERS)
+            for kind in ("attn", "mlp")
+            for way in ("down", "up")
+        ] + [f"{TEXT}hyper_connection_mixer.input_mix_weight_{way}" for way in ("down", "up")]
+
+    case.write(config=respell)
+    monkeypatch.setattr(
+        "sys.argv",
+        ["ple-inference", "plan", "--model", str(case.folder), "--profile", "single-140gb", "--json"],
+    )
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 0
+
+
+# -- fp8 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda shapes: shapes.pop(f"{EXPERT}.weight_scale_inv"),
+            f"{EXPERT} is fp8 and has no weight_scale_inv",
+        ),
+        (
+            lambda shapes: shapes.update({f"{EXPERT}.weight_scale_inv": ("F16", [5, 20])}),
+            f"{EXPERT}.weight_scale_inv is F16 [5, 20], not BF16 [5, 20]",
+        ),
+        (
+            lambda shapes: shapes.update({f"{EXPERT}.weight_scale_inv": ("BF16", [5, 5])}),
+            f"{EXPERT}.weight_scale_inv is BF16 [5, 5], not BF16 [5, 20]",
+        ),
+        (
+            lambda shapes: shapes.pop(f"{TEXT}layers.1.ple.ple_embedding.ngram_embedding.weight_scale"),
+            "is fp8 and the table has no weight_scale",
+        ),
+    ],
+)
+def test_fp8_weights_that_do_not_fit(case: Case, change, reason: str) -> None:
+    case.write("fp8", tensors=change)
+    assert reason in case.refusal()
+
+
+def test_fp8_blocks_of_another_size(case: Case) -> None:
+    case.write("fp8", config=lambda config: config["quantization_config"].update(weight_block_size=[64, 64]))
+    assert "weight_block_size [64, 64] is not served" in case.refusal()
