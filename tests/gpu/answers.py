@@ -36,7 +36,7 @@ def _ask(llm: Any, daemon: Daemon, settings: dict[str, Any]) -> Found:
         # A check waits for the rows; without one only the forward does, in a graph.
         found["kills_unchecked"] = survive_kills(llm, daemon, rows[0])
     llm.collective_rpc("check_rows", args=(settings["model"],))
-    found["prompt"] = [_prompt_logits(llm, row) for row in rows]
+    found["prompt"] = [prompt_logits(llm, row) for row in rows]
     found["alone"] = [greedy(llm, [row], 24)[0] for row in rows]
     found["again"] = [greedy(llm, [row], 24)[0] for row in rows]
     found["together"] = greedy(llm, rows[:4], 24)
@@ -71,7 +71,8 @@ class TableResidency:
         return f"{read} of {len(self._pages)}"
 
 
-def _prompt_logits(llm: Any, row: list[int]) -> list[Found]:
+def prompt_logits(llm: Any, row: list[int]) -> list[Found]:
+    """For each next token of a prompt: the best few, and the log-probability of the one that comes."""
     (answer,) = llm.generate(prompts([row]), sampling(1, prompt_logprobs=TOP), use_tqdm=False)
     positions = []
     for token, candidates in zip(row[1:], answer.prompt_logprobs[1:], strict=True):

@@ -32,7 +32,7 @@ class Agreement:
         )
 
 
-def agreement(ours: list[Positions], theirs: list[Positions]) -> Agreement:
+def agreement(ours: list[Positions], theirs: list[Positions], near_tie: float = NEAR_TIE) -> Agreement:
     """Differences are of the log-probability of the prompt's own next token."""
     equal = near = elsewhere = 0
     differences = []
@@ -41,7 +41,7 @@ def agreement(ours: list[Positions], theirs: list[Positions]) -> Agreement:
             differences.append(abs(a["actual"] - b["actual"]))
             if a["top"][0] == b["top"][0]:
                 equal += 1
-            elif _gap(b, a["top"][0]) <= NEAR_TIE or _gap(a, b["top"][0]) <= NEAR_TIE:
+            elif _gap(b, a["top"][0]) <= near_tie or _gap(a, b["top"][0]) <= near_tie:
                 near += 1
             else:
                 elsewhere += 1

@@ -1,32 +1,35 @@
-"""A worker that counts its GPU memory when its model is loaded: worker_cls measured_worker.MeasuredWorker."""
+"""Counts a worker's GPU memory when its model is loaded, for a --worker-extension-cls."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 
-from ple_inference.vllm_plugin.worker import TriplexWorker
 
+def measure(worker: Any) -> None:
+    """From vLLM's hook between the device and the model: `worker.loaded_memory` is there when it is loaded.
 
-class MeasuredWorker(TriplexWorker):
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
+    The figures that loaded_memory.predict gives for a rank. Not a worker class: the plugin's is looked for.
+    """
+    load_model: Callable[..., None] = worker.load_model
+
+    def load_and_measure(*args: Any, **kwargs: Any) -> None:
         peaks = Peaks()
         # vLLM forgets the peak when the model is loaded, to measure what it holds.
         with mock.patch.object(torch.cuda, "reset_peak_memory_stats", peaks.keep_and_reset):
-            super().load_model(*args, **kwargs)
+            load_model(*args, **kwargs)
         peaks.keep()
-        self.loaded_memory = {
+        worker.loaded_memory = {
             "allocated_bytes": torch.cuda.memory_allocated(),
             "reserved_bytes": torch.cuda.memory_reserved(),
             "peak_reserved_bytes": peaks.reserved_bytes,
             "peak_allocated_bytes": peaks.allocated_bytes,
         }
 
-    def memory_when_loaded(self) -> dict[str, int]:
-        """For `collective_rpc`: the figures that loaded_memory.predict gives for a rank."""
-        return self.loaded_memory
+    worker.load_model = load_and_measure
 
 
 class Peaks:

@@ -3,6 +3,7 @@
     python tests/gpu/run.py --out DIR                     all parts, the most important first
     python tests/gpu/run.py --out DIR --only outputs      log-probabilities, kills, soak
     python tests/gpu/run.py --out DIR --only cost cold    a step's lookups, a cold prompt
+    python tests/gpu/run.py --out DIR --only quant        INT4-mixed; quant_fp8, quant_off, quant_linears
     python tests/gpu/run.py --out DIR --pp 3              three stages, on a machine with three GPUs
 
 Needs vLLM 0.33.0 with the plugin, the packages of daemon and client, bench/ on the path, and GPUs of 100 GB.
@@ -20,8 +21,10 @@ from typing import Any
 
 import report
 from engine import run_scenario
+from quant import QuantParts
 
-PARTS = ("outputs", "cost", "cold")
+PARTS = ("outputs", "cost", "cold", "quant", "quant_off", "quant_fp8", "quant_linears")
+_SEVERAL = {"outputs", "quant", "quant_off"}
 LENGTHS = [64, 5, 700, 2500, 4000]
 Found = dict[str, Any]
 
@@ -29,7 +32,7 @@ Found = dict[str, Any]
 def main() -> None:
     options = _arguments()
     gpus = _count_gpus()
-    needed = options.pp if "outputs" in options.only else 1
+    needed = options.pp if _SEVERAL & set(options.only) else 1
     if gpus < needed:
         sys.exit(f"run.py: --pp {options.pp} needs {needed} GPUs, this machine has {gpus}")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -37,7 +40,7 @@ def main() -> None:
     lines: list[str] = []
     for part in PARTS:
         if part in options.only:
-            lines += getattr(run, part)()
+            lines += getattr(run.quantized if part.startswith("quant") else run, part)()
     print("\n".join(lines))
     (options.out / "table.txt").write_text("\n".join(lines) + "\n")
 
@@ -60,6 +63,7 @@ class Run:
     def __init__(self, out: Path, model: Path, pp: int) -> None:
         self._out, self._model, self._pp = out, model, pp
         self._start_s = time.monotonic()
+        self.quantized = QuantParts(out, model, pp, self._run)
 
     def outputs(self) -> list[str]:
         """One stage, several stages and Transformers on one checkpoint."""

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ple_inference.quantized.packing import pack, unpack
+from ple_inference.quantized.scheme import scheme_of
 from ple_inference.synthetic.layout import files
 from ple_inference.synthetic.options import SyntheticOptions
 from ple_inference.synthetic.writer import write_checkpoint
@@ -36,20 +37,20 @@ def make_all(root: Path) -> None:
         options = SyntheticOptions(quant, "tiny", 4, 6, 100, "tiny", images)
         write_checkpoint(root / name, options, files(options), force=True, progress=lambda _: None)
     for name, suffix in LACKS.items():
-        _changed(root / ("fp8" if "fp8" in name else "int4"), root / name, lambda at, end=suffix: at.endswith(end))
+        _changed(
+            root / ("fp8" if "fp8" in name else "int4"), root / name, lambda at, end=suffix: at.endswith(end)
+        )
     _changed(root / "int4", root / "mixed", lambda name: False, _wider)
     _changed(root / "int4-images", root / "listed", lambda name: False)
-    config = json.loads((root / "listed/config.json").read_text())
-    config["quantization_config"] = listed(config["quantization_config"], root / "listed")
-    (root / "listed/config.json").write_text(json.dumps(config))
+    _reworded(root / "listed", lambda words: listed(words, root / "listed"))
+    _changed(root / "fp8", root / "bare", lambda name: False)
+    _reworded(root / "bare", lambda words: words | {"modules_to_not_convert": []})
 
 
 def listed(words: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The same schemes in other words: modules by name as the checkpoint has them, without formats."""
     names = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     modules = [name.removesuffix(".weight_packed") for name in names if name.endswith(".weight_packed")]
-    from ple_inference.quantized.scheme import scheme_of
-
     groups = {}
     for group in words["config_groups"].values():
         weights = group["weights"]
@@ -61,6 +62,12 @@ def listed(words: dict[str, Any], folder: Path) -> dict[str, Any]:
         ]
         groups[f"group_{len(groups)}"] = {"targets": found, "weights": weights}
     return words | {"config_groups": groups, "ignore": ["re:model\\.visual\\..*"]}
+
+
+def _reworded(folder: Path, reword: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = reword(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def _changed(

@@ -1,8 +1,8 @@
 """Which modules of a checkpoint are quantized, and how, by its tensors: not by the words of its config.
 
-A module's `weight_packed` [N, words], `weight_scale` [N, groups] and `weight_shape` (N, K) leave nothing open:
-a value has 32 * words / K bits and a group K / groups values. What config.json calls the module, by listed
-name, regex or class, and in which of the two architectures' names, then does not matter.
+A module's `weight_packed` [N, words], `weight_scale` [N, groups] and `weight_shape` (N, K) leave nothing
+open: a value has 32 * words / K bits and a group K / groups values. What config.json calls the module, by
+listed name, regex or class, and in which of the two architectures' names, then does not matter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ONE_PRODUCT = (
 )
 # All experts of a layer share the scheme of the first, as vLLM asks for it.
 _OTHER_EXPERT = re.compile(r"\.experts\.[1-9]\d*\.")
-_TABLE = ".ngram_embedding"
+_TABLE = ".ngram_embedding."
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,20 @@ def packed_schemes(tensors: Tensors) -> dict[str, Scheme]:
 
 
 def plain_modules(tensors: Tensors) -> list[str]:
-    """Modules of an FP8 checkpoint whose weights have no block scales: they stay as they are stored."""
-    modules = (name.removesuffix(".weight") for name in tensors if name.endswith(".weight"))
-    return [module for module in modules if module + BLOCK_SCALE not in tensors and _TABLE not in module]
+    """Modules of an FP8 checkpoint whose weights are not FP8: they stay as they are stored.
+
+    Raises OverrideError for an FP8 weight without its block scales. The table's one scale is the daemon's.
+    """
+    plain = []
+    for name in tensors:
+        module = name.removesuffix(".weight")
+        if module == name or _TABLE in name:
+            continue
+        if tensors[name].dtype != "F8_E4M3":
+            plain.append(module)
+        elif module + BLOCK_SCALE not in tensors:
+            raise _lacks(name, BLOCK_SCALE)
+    return plain
 
 
 def refuse_mixed(schemes: Mapping[str, Scheme], tensors: Container[str]) -> None:
@@ -102,17 +113,18 @@ def refuse_mixed(schemes: Mapping[str, Scheme], tensors: Container[str]) -> None
             if stored and schemes.get(sibling) != scheme:
                 raise OverrideError(
                     f"triplex: checkpoint_schemes: {module} is {scheme} and {sibling} is "
-                    f"{schemes.get(sibling, 'not packed')}: vLLM computes both in one product, store them alike"
+                    f"{schemes.get(sibling, 'not packed')}: vLLM computes both in one product, so "
+                    "store them alike"
                 )
 
 
 def refuse_without_humming(schemes: Mapping[str, Scheme], has_humming: Callable[[], bool]) -> None:
-    """One line where the only kernels for 6 bits are missing. Asked only if needed: the answer is an import."""
+    """One line where the only kernels for 6 bits are missing. Asked if needed: the answer is an import."""
     six = next((module for module, scheme in schemes.items() if scheme.bits == 6), None)
     if six is not None and not has_humming():
         raise OverrideError(
-            f"triplex: checkpoint_schemes: {six} has 6-bit weights, whose kernels are in humming-kernels, which "
-            "cannot be imported: pip install 'humming-kernels[cu13]==0.1.19'"
+            f"triplex: checkpoint_schemes: {six} has 6-bit weights, whose kernels are in humming-kernels, "
+            "which cannot be imported: pip install 'humming-kernels[cu13]==0.1.19'"
         )
 
 
@@ -127,10 +139,7 @@ def _siblings(module: str) -> Iterator[str]:
 def _scheme(module: str, tensors: Tensors) -> Scheme:
     for suffix in (SCALE, SHAPE):
         if module + suffix not in tensors:
-            raise OverrideError(
-                f"triplex: checkpoint_schemes: the checkpoint has {module}{PACKED} and no {module}{suffix}: "
-                "fetch it again, or convert it anew"
-            )
+            raise _lacks(module + PACKED, suffix)
     for suffix in (".weight_zero_point", ".weight_g_idx"):
         if module + suffix in tensors:
             raise OverrideError(
@@ -143,10 +152,17 @@ def _scheme(module: str, tensors: Tensors) -> Scheme:
     group_size = columns // scale[-1]
     if packed != (rows, -(-columns * bits // 32)) or scale != (rows, columns // group_size):
         raise OverrideError(
-            f"triplex: checkpoint_schemes: {module} of {rows} x {columns} has packed weights {list(packed)} and "
-            f"scales {list(scale)}, which are of no dense scheme: convert the checkpoint anew"
+            f"triplex: checkpoint_schemes: {module} of {rows} x {columns} has packed weights {list(packed)} "
+            f"and scales {list(scale)}, which are of no dense scheme: convert the checkpoint anew"
         )
     return Scheme(bits, group_size)
+
+
+def _lacks(name: str, suffix: str) -> OverrideError:
+    return OverrideError(
+        f"triplex: checkpoint_schemes: the checkpoint has {name} and no {suffix} of it: "
+        "fetch it again, or convert it anew"
+    )
 
 
 def _names_in_vllm(model_config: Any) -> Callable[[str], str]:

@@ -1,0 +1,133 @@
+"""Parts of run.py for quantized checkpoints. Each scenario is a process with a deadline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import loaded_memory
+import quant_report
+
+Found = dict[str, Any]
+LENGTHS = [64, 5, 700, 2500, 4000]
+# As the predictions have it: loaded_memory.CASES.
+TOKENS = {1: 4096, 2: 1024}
+_SMALL = {"quant": "int4-mixed", "layers": 4, "experts": 16}
+# One engine of several on a GPU. Bytes of K/V are given: neighbours come and go while it would measure.
+_SHARED = {"gpu_memory_utilization": 0.2, "kv_cache_memory_bytes": 4 << 30, "max_num_batched_tokens": 1024}
+_SCALE = "model.layers.2.mlp.experts.7.up_proj.weight_scale"
+_CAUSE = re.compile(r"\b([A-Z]\w*Error: .*|AssertionError\s*$)")
+_EFFECTS = ("Engine core initialization failed", "WorkerProc initialization failed", "Worker failed")
+
+
+class QuantParts:
+    """What each part starts, and the lines of its table. `start` runs one scenario on GPUs."""
+
+    def __init__(
+        self, out: Path, model: Path, pp: int, start: Callable[[str, Found, float, str], Found]
+    ) -> None:
+        self._out, self._folder, self._pp, self._start = out, model.parent, pp, start
+
+    def quant(self) -> list[str]:
+        """INT4-mixed, 8 layers, 512 experts: one stage, several, Transformers on decoded weights, memory."""
+        return self._whole("int4-mixed", several=self._pp > 1)
+
+    def quant_fp8(self) -> list[str]:
+        """The FP8 layout, 8 layers of 512 experts, in one stage."""
+        return self._whole("fp8", several=False)
+
+    def quant_off(self) -> list[str]:
+        """Each override off, and a missing scale with and without the check: small checkpoints."""
+        small, faulty, listed = (self._folder / name for name in ("small", "faulty", "listed"))
+        settings = {
+            **_SMALL,
+            "model": str(small),
+            "faulty": str(faulty),
+            "lacks": _SCALE,
+            "listed": str(listed),
+        }
+        written = self._start("quant_checkpoint", settings, 120, "0")
+        if "error" in written:
+            return quant_report.failure("checkpoint", written)
+        off = ("quantized_embeddings", "hyper_connections", "qsa_projection")
+        cases = {
+            **{f"{name} off": (small, name) for name in off},
+            "checkpoint_schemes off, other words": (listed, "checkpoint_schemes"),
+            "other words": (listed, ""),
+            "a scale missing": (faulty, ""),
+            "a scale missing, complete_load off": (faulty, "complete_load"),
+            "whole": (small, ""),
+        }
+        with ThreadPoolExecutor(4) as some:
+            started = {label: some.submit(self._small, label, *case) for label, case in cases.items()}
+        found = {label: future.result() for label, future in started.items()}
+        lines = quant_report.endings(found)
+        return lines + (self._placement(small) if self._pp > 1 else [])
+
+    def quant_linears(self) -> list[str]:
+        """One-token products by kernel."""
+        return quant_report.linears(self._start("quant_linears", {}, 400, "0"))
+
+    def _whole(self, quant: str, *, several: bool) -> list[str]:
+        model = self._folder / quant
+        settings = {"model": str(model), "quant": quant, "layers": 8, "experts": 512}
+        written = self._start("quant_checkpoint", settings, 240, "0")
+        if "error" in written:
+            return quant_report.failure("checkpoint", written)
+        lines = [
+            quant_report.line(f"{quant} checkpoint, GiB", f"{written['gib']:.2f}, {written['taken_s']:.0f} s")
+        ]
+        # With one GPU, one after the other: the decoded model is 50 GB beside 12.
+        with ThreadPoolExecutor(2 if self._pp > 1 else 1) as both:
+            one = both.submit(self._answers, model, 1)
+            reference = {"scenario": "reference", "model": str(model), "lengths": LENGTHS}
+            theirs = both.submit(self._start, f"reference_{quant}", reference, 300, str(min(1, self._pp - 1)))
+        found = {1: one.result()} | ({self._pp: self._answers(model, self._pp)} if several else {})
+        lines += quant_report.answers(quant, found, theirs.result())
+        for pp, answers in found.items():
+            predicted = loaded_memory.predict(
+                model, [8 // pp] * pp, TOKENS.get(pp, 1024), loaded_memory.SEQUENCES
+            )
+            lines += quant_report.memory(f"{quant}, PP={pp}", predicted, answers.get("memory", []))
+        return lines
+
+    def _answers(self, model: Path, pp: int) -> Found:
+        settings = {
+            "scenario": "quant_answers", "model": str(model), "pp": pp, "lengths": LENGTHS, "steps": 160,
+            "arguments": {"max_num_batched_tokens": TOKENS.get(pp, 1024)},
+        }  # fmt: skip
+        gpus = ",".join(str(number) for number in range(pp))
+        return self._start(f"quant_{model.name}_pp{pp}", settings, 270, gpus)
+
+    def _small(self, label: str, model: Path, off: str) -> Found:
+        """A start that shares its GPU with others; without findings it has the line that it ended with."""
+        name = "quant_off_" + re.sub(r"\W+", "_", label)
+        settings = {
+            "scenario": "quant_answers", "model": str(model), "pp": 1, "lengths": LENGTHS[:3],
+            "arguments": _SHARED, "disable": [off] if off else [],
+        }  # fmt: skip
+        found = self._start(name, settings, 240, "0")
+        return found if "error" not in found else found | {"ended": cause(self._out / f"{name}.log")}
+
+    def _placement(self, model: Path) -> list[str]:
+        """What each rank of two holds with the override and without it."""
+        held = {}
+        for label, off in (("on", []), ("off", ["placement"])):
+            settings = {
+                "scenario": "quant_answers", "model": str(model), "pp": 2, "lengths": LENGTHS[:1],
+                "arguments": _SHARED, "disable": off,
+            }  # fmt: skip
+            held[label] = self._start(f"quant_placement_{label}", settings, 200, "0,1")
+        return quant_report.placement(held)
+
+
+def cause(log: Path) -> str:
+    """The first error in a log that is not of a process that only noticed."""
+    for words in log.read_text(errors="replace").splitlines():
+        match = _CAUSE.search(words)
+        if match and not any(effect in words for effect in _EFFECTS):
+            return match.group(1).strip()
+    return "no error in the log"
