@@ -70,8 +70,10 @@ run: $(READY) $(if $(filter var/models/triplex-tiny,$(MODEL)),var/models/triplex
 
 serve: run ## the same as run
 
-test: $(READY) $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready var/schemathesis-venv/ready ## all that CI tests without root: checks, then tests
-	@$(MAKE) --no-print-directory check
+TEST_NEEDS := $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready var/schemathesis-venv/ready
+
+test: $(READY) ## all that CI tests without root: checks, then tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync check $(TEST_NEEDS)
 	$(BIN)/python -m pytest -n $(JOBS)
 
 up: ## start the three services in containers; the tiny model where there is no GPU

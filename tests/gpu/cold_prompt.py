@@ -17,6 +17,7 @@ from generate import VOCABULARY, Found, stream
 from ple_daemon.cold_rows import ColdRows
 from ple_daemon.source import open_table
 from ple_daemon.table import Table
+from ple_inference.synthetic.options import SyntheticOptions
 
 
 def run(settings: dict[str, Any]) -> Found:
@@ -24,9 +25,8 @@ def run(settings: dict[str, Any]) -> Found:
     daemon_bench.FOLDER = folder
     path = daemon_bench.make_table(table_mib)
     base = table_mib * 2**20 // daemon_bench.ROW_BYTES // 16
-    real_checkpoint.write_config(
-        folder, real_checkpoint.text_config(settings["layers"], settings["experts"], base)
-    )
+    options = SyntheticOptions(layers=settings["layers"], experts=settings["experts"], table_rows_base=base)
+    real_checkpoint.write_config(folder, options)
     with open_table(path) as table:
         ColdRows([table]).evict()
         with (

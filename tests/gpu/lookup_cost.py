@@ -12,11 +12,13 @@ import real_checkpoint
 from answers import survive_kills
 from generate import Found, prompts, random_prompts, sampling
 
+from ple_inference.synthetic.options import SyntheticOptions
+
 
 def run(settings: dict[str, Any]) -> Found:
     model = Path(settings["model"])
-    config = real_checkpoint.text_config(settings["layers"], settings["experts"], settings["table_rows_base"])
-    real_checkpoint.write_table(model, config)
+    sizes = {name: settings[name] for name in ("layers", "experts", "table_rows_base")}
+    real_checkpoint.write_table(model, SyntheticOptions(**sizes))
     found: Found = {}
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
     with (

@@ -60,6 +60,13 @@ def test_without_ple(copy: Path) -> None:
     assert "0 n-gram (PLE) layers" in refuse("serve", "--model", str(copy))
 
 
+@pytest.mark.parametrize("quantization", [{"quant_method": "compressed-tensors"}, {"quant_method": "fp8"}])
+def test_quantized_weights(copy: Path, quantization: dict[str, str]) -> None:
+    change_config(copy, lambda config: config.update(quantization_config=quantization))
+    line = refuse("serve", "--model", str(copy))
+    assert f"is quantized ({quantization['quant_method']}); the reference engine computes with" in line
+
+
 def test_without_tokenizer(copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
     assert "no tokenizer.json" in refuse("serve", "--model", str(copy))

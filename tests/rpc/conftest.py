@@ -129,7 +129,7 @@ class Daemon:
         return f"unix:{self.path}"
 
     def start(self) -> None:
-        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        self._server = grpc.server(futures.ThreadPoolExecutor(8, thread_name_prefix="played-daemon"))
         table_service_pb2_grpc.add_TableServiceServicer_to_server(self.table, self._server)
         self._server.add_insecure_port(self.address)
         self._server.start()

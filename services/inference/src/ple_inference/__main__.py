@@ -29,12 +29,6 @@ _EXAMPLES = """examples:
   ple-inference plan --model /models/CHECKPOINT --profile dual-80gb
   ple-inference serve --engine vllm --model /models/CHECKPOINT --profile dual-80gb
 """
-_TINY_EXAMPLES = """examples:
-  ple-inference tiny var/models/triplex-tiny
-  ple-inference tiny /tmp/t --vocab tiny --dtype f32 --table-rows-base 2000
-  ple-inference tiny /models/int4 --shapes real --quant int4-mixed --layers 8
-  ple-inference tiny /models/fp8 --shapes real --quant fp8 --layers 4 --experts 128 --images
-"""
 
 
 class CommandError(Exception):
@@ -77,44 +71,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from ple_inference.synthetic.arguments import EXAMPLES, add_arguments
+
     tiny = commands.add_parser(
         "tiny",
         help="make a random checkpoint to try everything with",
         description="Makes a random Qwen4Exp checkpoint in the released layout, with its n-gram table. "
         "Small and in bf16 by default, for a laptop; with --shapes real or --quant for the vllm engine.",
-        epilog=_TINY_EXAMPLES,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tiny.add_argument("out", type=Path, metavar="OUT", help="folder to make")
-    tiny.add_argument(
-        "--vocab", choices=("real", "tiny"), default="real", help="248,320 or 512 ids (default real)"
-    )
-    tiny.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="of weights and table rows")
-    tiny.add_argument("--seed", type=int, default=0, help="other seed, other weights (default 0)")
-    tiny.add_argument(
-        "--layers", type=int, help="decoder layers, a multiple of 4 (default 4; real shapes: 8)"
-    )
-    tiny.add_argument(
-        "--table-rows-base",
-        type=int,
-        help="ngram_vocab_size_base; the table gets about 16 times as many rows "
-        "(default 13200; real shapes: 200000; released: 20000000)",
-    )
-    tiny.add_argument("--force", action="store_true", help="replace what OUT holds")
-    vllm = tiny.add_argument_group("for the vllm engine, and not for the reference engine")
-    vllm.add_argument(
-        "--quant", choices=("none", "int4-mixed", "fp8"), default="none", help="as the release of that name"
-    )
-    vllm.add_argument("--shapes", choices=("tiny", "real"), default="tiny", help="real: those of the release")
-    vllm.add_argument("--experts", type=int, help="experts of a layer (default 16; real shapes: 512)")
-    vllm.add_argument(
-        "--images",
-        action="store_true",
-        help="with vision tower, draft module and tokenizer, as released; without, the text model alone",
-    )
-    vllm.add_argument(
-        "--scale-dtype", choices=("fp16", "bf16"), default="fp16", help="of int4-mixed (default fp16)"
-    )
+    add_arguments(tiny)
     tiny.set_defaults(run=_run_tiny)
 
 
@@ -239,10 +206,11 @@ def _log_settings(settings: Settings) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    from ple_inference.checkpoint import CheckpointError, read_checkpoint
+    from ple_inference.checkpoint import CheckpointError, read_checkpoint, refuse_quantized
 
     try:
         checkpoint = read_checkpoint(settings.model)
+        refuse_quantized(checkpoint)
     except CheckpointError as error:
         raise CommandError(str(error)) from error
     from ple_inference.reference.serve import ServeError, serve
@@ -254,12 +222,13 @@ def _serve(settings: Settings) -> None:
 
 
 def _run_tiny(args: argparse.Namespace) -> int:
+    from ple_inference.synthetic.arguments import options_of
     from ple_inference.tiny.config import TinyOptions
     from ple_inference.tiny.stamp import OutputExistsError, check_replaceable, is_complete
 
     out = args.out.absolute()
     try:
-        options = _tiny_options(args)
+        options = options_of(args)
     except ValueError as error:
         raise CommandError(str(error)) from error
     if is_complete(out, options) and not args.force:
@@ -280,34 +249,6 @@ def _run_tiny(args: argparse.Namespace) -> int:
         raise CommandError(f"cannot write {out}: {error.strerror or error}") from error
     print(f"wrote {out}")
     return 0
-
-
-def _tiny_options(args: argparse.Namespace) -> TinyOptions | SyntheticOptions:
-    """What is to be made. Raises ValueError."""
-    from ple_inference.synthetic.options import SyntheticOptions
-    from ple_inference.tiny.config import TinyOptions
-
-    real = args.shapes == "real"
-    layers = (8 if real else 4) if args.layers is None else args.layers
-    table_rows_base = (200_000 if real else 13_200) if args.table_rows_base is None else args.table_rows_base
-    if real or args.quant != "none":
-        if args.dtype != "bf16":
-            raise ValueError("--dtype f32 goes with neither --quant nor --shapes real")
-        experts = (512 if real else 16) if args.experts is None else args.experts
-        return SyntheticOptions(
-            quant=args.quant,
-            shapes=args.shapes,
-            layers=layers,
-            experts=experts,
-            table_rows_base=table_rows_base,
-            vocab=args.vocab,
-            images=args.images,
-            scale_dtype=args.scale_dtype,
-            seed=args.seed,
-        )
-    if args.images or args.experts is not None:
-        raise ValueError("--images and --experts go with --quant or --shapes real")
-    return TinyOptions(args.vocab, args.dtype, args.seed, layers, table_rows_base)
 
 
 def _write_tiny(out: Path, options: TinyOptions, force: bool) -> None:

@@ -61,6 +61,17 @@ def read_checkpoint(path: Path, *, text_only: bool = False) -> Checkpoint:
     return Checkpoint(path, config, generation)
 
 
+def refuse_quantized(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for weights that only the vLLM engine can compute with."""
+    quantization = checkpoint.config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(
+            f"{checkpoint.path} is quantized ({method}); the reference engine computes with bf16 or f32 "
+            "weights: serve it with --engine vllm"
+        )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError."""
     try:

@@ -19,7 +19,8 @@ from ple_inference.quantized.packing import pack
 from ple_inference.quantized.scheme import Scheme
 from ple_inference.tiny.weights import number_rows
 
-_BLOCK_VALUES = 1 << 21
+# As stored: an expert's matrix is one block. What is drawn and packed takes some tens of times as much.
+_BLOCK_BYTES = 1 << 21
 # Integers of 6 and 8 bits are normal with this part of half their range: one in 16,000 meets the limit.
 _SIGMA_OF_HALF = 0.25
 # Deviation of the 4-bit integers that `Nibbles` draws.
@@ -39,9 +40,9 @@ class Draw(Protocol):
         """[count, columns] in the tensor's dtype: its rows from `first` on."""
 
 
-def block_bounds(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+def block_bounds(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
     """(first row, number of rows) of each block of a tensor."""
-    step = max(1, _BLOCK_VALUES // columns)
+    step = max(1, _BLOCK_BYTES // row_bytes)
     for first in range(0, rows, step):
         yield first, min(step, rows - first)
 

@@ -59,9 +59,8 @@ class PiecewiseFile:
 
     def write_rows(self, spec: Spec, first: int, rows: Tensor) -> None:
         """Put `rows` [count, columns] at row `first` of its tensor. Raises OSError."""
-        row_bytes = spec.columns * spec.dtype.itemsize
         content = rows.contiguous().view(torch.uint8).numpy().data.cast("B")
-        self._write(content, self._start_bytes + self._offsets[spec.name] + first * row_bytes)
+        self._write(content, self._start_bytes + self._offsets[spec.name] + first * spec.row_bytes)
 
     def sync(self) -> None:
         """Return when the file is on the disk. Raises OSError."""

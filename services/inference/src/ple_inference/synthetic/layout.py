@@ -53,6 +53,10 @@ class Spec:
         return prod(self.shape[1:])
 
     @property
+    def row_bytes(self) -> int:
+        return self.columns * self.dtype.itemsize
+
+    @property
     def size_bytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 

@@ -51,7 +51,7 @@ def write_checkpoint(
     """
     _check_room(out, size_bytes(grouped))
     with whole_folder(out, force=force) as folder:
-        _write_weights(folder, options, grouped, progress)
+        write_weights(folder, options, grouped, progress=progress)
         _write_texts(folder, options, [spec for specs in grouped for spec in specs])
         write_stamp(folder, options)
         sync(path for path in folder.iterdir() if path.suffix != ".safetensors")
@@ -67,9 +67,10 @@ def _check_room(out: Path, needed_bytes: int) -> None:
         )
 
 
-def _write_weights(
-    folder: Path, options: SyntheticOptions, grouped: list[list[Spec]], progress: Callable[[int], object]
+def write_weights(
+    folder: Path, options: SyntheticOptions, grouped: list[list[Spec]], *, progress: Callable[[int], object]
 ) -> None:
+    """Write the safetensors files and their index, and nothing else. Raises OSError."""
     weight_map: dict[str, str] = {}
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
     # One thread of torch's in each of ours.
@@ -95,7 +96,7 @@ def _write_file(
     writes = [
         pool.submit(write, spec, first, count)
         for spec in specs
-        for first, count in block_bounds(spec.rows, spec.columns)
+        for first, count in block_bounds(spec.rows, spec.row_bytes)
     ]
     try:
         for block in writes:

@@ -1,0 +1,169 @@
+"""`ple-inference tiny --quant`: written whole or not at all, in bounded memory, the same each time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from waiting import wait_for
+
+from ple_daemon.checkpoint import read_checkpoint
+from ple_inference.synthetic.layout import Spec, files
+from ple_inference.synthetic.options import SyntheticOptions
+from ple_inference.synthetic.writer import NoRoomError, write_checkpoint
+from ple_inference.tiny.stamp import is_complete
+from ple_inference.tiny.weights import row_numbers
+
+torch.set_num_threads(1)
+SMALL = {"shapes": "tiny", "layers": 4, "experts": 4, "table_rows_base": 60, "vocab": "tiny"}
+COMMAND = [sys.executable, "-m", "ple_inference", "tiny"]
+
+
+def options_of(**changes: object) -> SyntheticOptions:
+    return SyntheticOptions(**(SMALL | changes))  # type: ignore[arg-type]
+
+
+def make(out: Path, options: SyntheticOptions) -> Path:
+    write_checkpoint(out, options, files(options), force=False, progress=lambda _: None)
+    return out
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("quant", ["int4-mixed", "fp8", "none"])
+@pytest.mark.parametrize("images", [True, False])
+def test_every_tensor_is_written_as_the_layout_says(tmp_path: Path, quant: str, images: bool) -> None:
+    options = options_of(quant=quant, images=images)
+    folder = make(tmp_path / "out", options)
+    specs = {spec.name: spec for file in files(options) for spec in file}
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == specs.keys()
+    assert index["metadata"]["total_size"] == sum(spec.size_bytes for spec in specs.values())
+    for file in set(index["weight_map"].values()):
+        with safe_open(folder / file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                assert index["weight_map"][name] == file
+                check(opened.get_tensor(name), specs.pop(name))
+    assert not specs
+    assert (folder / "tokenizer.json").exists() == images
+    layout = read_checkpoint(folder)
+    assert layout.row_type.name == ("FP8_E4M3" if quant == "fp8" else "BF16")
+    assert len(layout.scale) == (2 if quant == "fp8" else 0)
+
+
+def check(tensor: torch.Tensor, spec: Spec) -> None:
+    """Its type and shape; something random, but for what is constant."""
+    assert tensor.dtype == spec.dtype
+    assert tuple(tensor.shape) == spec.shape
+    if "_shape" in spec.name or "ple_embedding." in spec.name:
+        return
+    assert torch.isfinite(tensor.float()).all(), spec.name
+    if tensor.numel() > 1000:
+        values = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+        assert len(values.unique()) > 100, spec.name
+
+
+@pytest.mark.parametrize("quant", ["int4-mixed", "fp8"])
+def test_rows_of_the_table_carry_their_numbers(tmp_path: Path, quant: str) -> None:
+    folder = make(tmp_path / "out", options_of(quant=quant))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    parts = []
+    for shard in range(8):
+        name = f"model.layers.1.ple.ple_embedding.ngram_embedding.shard_{shard}.weight"
+        with safe_open(folder / index[name], "pt") as file:
+            parts.append(file.get_tensor(name))
+    table = torch.cat(parts)
+    assert torch.equal(row_numbers(table), torch.arange(len(table)))
+    assert len({bytes(row.view(torch.uint8).tolist()) for row in table}) == len(table)
+
+
+def test_same_options_give_same_bytes_and_other_seeds_others(tmp_path: Path) -> None:
+    a, b, c = (
+        shards(make(tmp_path / name, options_of(quant="int4-mixed", seed=seed)))
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert a == b
+    assert all(a[name] != c[name] for name in a)
+
+
+MEASURE = """
+import os, resource, sys
+os.sched_getaffinity = lambda _: {0, 1}  # two threads on any machine
+from pathlib import Path
+from ple_inference.synthetic.layout import files
+from ple_inference.synthetic.options import SyntheticOptions
+from ple_inference.synthetic.writer import size_bytes, write_checkpoint
+options = SyntheticOptions("int4-mixed", "tiny", 4, 4, 50_000, "real")
+grouped = files(options)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+write_checkpoint(Path(sys.argv[1]), options, grouped, force=False, progress=lambda _: None)
+print(size_bytes(grouped) >> 10, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_does_not_grow_with_what_is_written(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "out")], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    written_kib, grown_kib = map(int, done.stdout.split())
+    assert written_kib > 300 << 10
+    assert grown_kib < 240 << 10
+    assert is_complete(tmp_path / "out", SyntheticOptions("int4-mixed", "tiny", 4, 4, 50_000, "real"))
+
+
+def test_what_is_killed_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--quant", "fp8", "--vocab", "tiny", "--table-rows-base", "400000"]
+    with subprocess.Popen([*COMMAND, str(out), *options], stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for(lambda: len(list(tmp_path.glob(".out-*/*.safetensors"))) > 6, "half a checkpoint", 90)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert not {"config.json", "triplex-tiny.json"} & {path.name for path in tmp_path.rglob("*")}
+
+
+def test_an_interrupt_leaves_nothing_at_all(tmp_path: Path) -> None:
+    options = options_of(quant="int4-mixed")
+    left = [3]
+
+    def interrupt(_: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path / "out", options, files(options), force=False, progress=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_too_small_is_refused_first(tmp_path: Path) -> None:
+    options = SyntheticOptions(layers=96, experts=4096)
+    out = tmp_path / "new" / "out"
+    with pytest.raises(
+        NoRoomError, match=rf"{out} takes \d{{4}}.\d GiB and {tmp_path} has .* GiB free; choose"
+    ):
+        write_checkpoint(out, options, files(options), force=False, progress=lambda _: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_command_refuses_options_that_do_not_go_together(tmp_path: Path) -> None:
+    for arguments, message in (
+        (["--quant", "fp8", "--dtype", "f32"], "--dtype f32 goes with neither --quant nor --shapes real"),
+        (["--images"], "--images and --experts go with --quant or --shapes real"),
+        (["--shapes", "real", "--layers", "7"], "--layers is 7; it must be a multiple of 4, at most 96"),
+    ):
+        command = [*COMMAND, str(tmp_path / "out"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, done.stderr) == (1, f"ple-inference: {message}\n")
+    assert not list(tmp_path.iterdir())
