@@ -298,7 +298,7 @@ class Upstream:
         for *_, address in found:
             try:
                 _, connection = await loop.create_connection(
-                    Connection, address[0], self._port, ssl=self._tls, server_hostname=server_name
+                    Connection, str(address[0]), self._port, ssl=self._tls, server_hostname=server_name
                 )
             except OSError as exc:
                 failed = exc
