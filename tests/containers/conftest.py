@@ -20,7 +20,7 @@ collect_ignore_glob = [] if "TRIPLEX_CONTAINERS" in os.environ else ["test_*.py"
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     one = Deployment(tmp_path_factory.mktemp("deployment"))
     try:
-        one.compose("up", "-d", "--wait", "--no-build")
+        one.start()
         yield one
     finally:
         one.compose("down", "--volumes", "--timeout", "5", "--remove-orphans")
