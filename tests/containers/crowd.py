@@ -73,7 +73,7 @@ def _outcome(stream: LongStream) -> str:
     if isinstance(error, openai.APIStatusError):
         return f"refused with {error.status_code} `{error.code}`"
     if isinstance(error, openai.APIConnectionError):
-        return "could not connect" if not stream.tokens else "cut off"
+        return "cut off" if stream.tokens else "cut off before the first token"
     if isinstance(error, openai.APIError):
         return f"ended by an error event `{error.code}`"
     return f"cut off ({type(error).__name__})"
