@@ -1,4 +1,4 @@
-"""systemd's own opinion of deploy/systemd, where systemd-analyze is installed; it needs no running systemd."""
+"""systemd's own opinion of deploy/systemd, where systemd-analyze is installed; systemd need not run."""
 
 import re
 import shutil
