@@ -26,11 +26,13 @@ _EFFECTS = ("Engine core initialization failed", "WorkerProc initialization fail
 class QuantParts:
     """What each part starts, and the lines of its table. `start` runs one scenario on GPUs."""
 
-    def __init__(self, out: Path, model: Path, pp: int, start: Callable[[str, Found, float, str], Found]) -> None:
+    def __init__(
+        self, out: Path, model: Path, pp: int, start: Callable[[str, Found, float, str], Found]
+    ) -> None:
         self._out, self._folder, self._pp, self._start = out, model.parent, pp, start
 
     def quant(self) -> list[str]:
-        """INT4-mixed, 8 layers of 512 experts: one stage, several, Transformers on decoded weights; memory."""
+        """INT4-mixed, 8 layers, 512 experts: one stage, several, Transformers on decoded weights, memory."""
         return self._whole("int4-mixed", several=self._pp > 1)
 
     def quant_fp8(self) -> list[str]:
@@ -40,7 +42,13 @@ class QuantParts:
     def quant_off(self) -> list[str]:
         """Each override off, and a missing scale with and without the check: small checkpoints."""
         small, faulty, listed = (self._folder / name for name in ("small", "faulty", "listed"))
-        settings = {**_SMALL, "model": str(small), "faulty": str(faulty), "lacks": _SCALE, "listed": str(listed)}
+        settings = {
+            **_SMALL,
+            "model": str(small),
+            "faulty": str(faulty),
+            "lacks": _SCALE,
+            "listed": str(listed),
+        }
         written = self._start("quant_checkpoint", settings, 120, "0")
         if "error" in written:
             return quant_report.failure("checkpoint", written)
@@ -69,7 +77,9 @@ class QuantParts:
         written = self._start("quant_checkpoint", settings, 240, "0")
         if "error" in written:
             return quant_report.failure("checkpoint", written)
-        lines = [quant_report.line(f"{quant} checkpoint, GiB", f"{written['gib']:.2f}, {written['taken_s']:.0f} s")]
+        lines = [
+            quant_report.line(f"{quant} checkpoint, GiB", f"{written['gib']:.2f}, {written['taken_s']:.0f} s")
+        ]
         # With one GPU, one after the other: the decoded model is 50 GB beside 12.
         with ThreadPoolExecutor(2 if self._pp > 1 else 1) as both:
             one = both.submit(self._answers, model, 1)
@@ -78,7 +88,9 @@ class QuantParts:
         found = {1: one.result()} | ({self._pp: self._answers(model, self._pp)} if several else {})
         lines += quant_report.answers(quant, found, theirs.result())
         for pp, answers in found.items():
-            predicted = loaded_memory.predict(model, [8 // pp] * pp, TOKENS.get(pp, 1024), loaded_memory.SEQUENCES)
+            predicted = loaded_memory.predict(
+                model, [8 // pp] * pp, TOKENS.get(pp, 1024), loaded_memory.SEQUENCES
+            )
             lines += quant_report.memory(f"{quant}, PP={pp}", predicted, answers.get("memory", []))
         return lines
 

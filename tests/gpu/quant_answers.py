@@ -1,4 +1,4 @@
-"""One engine on a quantized checkpoint: what it holds, its log-probabilities, its greedy answers, its steps."""
+"""One engine on a quantized checkpoint: what it holds, its log-probabilities, greedy answers and steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def run(settings: dict[str, Any]) -> Found:
         options = {"table": daemon.address, "disable": settings.get("disable", [])}
         arguments = settings.get("arguments", {}) | {"additional_config": {"triplex": options}}
         with engine.running_engine(
-            model, daemon.address, settings["pp"], worker_extension_cls="quant_recorder.QuantRecorder", **arguments
+            model,
+            daemon.address,
+            settings["pp"],
+            worker_extension_cls="quant_recorder.QuantRecorder",
+            **arguments,
         ) as llm:
             return _ask(llm, settings)
 

@@ -45,7 +45,9 @@ def copy_listed(source: Path, target: Path) -> None:
     """The same weights under a config whose groups list modules as the multimodal architecture names them."""
     config = json.loads((source / "config.json").read_text())
     for group in config["quantization_config"]["config_groups"].values():
-        group["targets"] = [f"re:model\\.language_model\\.{target.removeprefix('re:')}" for target in group["targets"]]
+        group["targets"] = [
+            f"re:model\\.language_model\\.{target.removeprefix('re:')}" for target in group["targets"]
+        ]
     _link(source, target, {"config.json"})
     (target / "config.json").write_text(json.dumps(config))
 

@@ -39,16 +39,20 @@ def run(settings: dict[str, Any]) -> Found:
     with _vllm():
         for name in settings.get("shapes", SHAPES):
             rows, columns = SHAPES[name]
-            products = {str(scheme.bits) + f" g{scheme.group_size}": Packed(rows, columns, scheme) for scheme in SCHEMES
-                        if columns % scheme.group_size == 0}  # fmt: skip
+            fitting = [scheme for scheme in SCHEMES if columns % scheme.group_size == 0]
+            products = {_name(scheme): Packed(rows, columns, scheme) for scheme in fitting}
             timed: dict[str, Callable[[Tensor], Tensor]] = {**products, "bf16": _Plain(rows, columns)}
             found[name] = {
                 "kernels": {key: product.kernel for key, product in products.items()},
-                "errors": {key: [product.error(tokens) for tokens in (1, 17)] for key, product in products.items()},
+                "errors": {key: [made.error(tokens) for tokens in (1, 17)] for key, made in products.items()},
                 "us": _medians_us(timed, columns),
-            }  # fmt: skip
+            }
             torch.cuda.empty_cache()
     return found
+
+
+def _name(scheme: Scheme) -> str:
+    return f"{scheme.bits} bits, groups of {scheme.group_size}"
 
 
 class Packed:

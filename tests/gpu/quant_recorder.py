@@ -29,4 +29,6 @@ def _kernel(module: Any) -> str:
     if scheme is not None:
         return f"int{scheme.num_bits} {type(scheme.kernel).__name__}"
     backend = getattr(method, "wna16_backend", None) or getattr(method, "fp8_backend", None)
-    return f"experts {backend.name}" if backend is not None else "" if method is None else type(method).__name__
+    return (
+        f"experts {backend.name}" if backend is not None else "" if method is None else type(method).__name__
+    )

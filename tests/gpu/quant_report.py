@@ -6,13 +6,12 @@ from typing import Any
 
 from compare import Agreement, agreement, answers_agreement
 from loaded_memory import TOLERANCE, compare
-
 from report import failure, line
 
 Found = dict[str, Any]
 MEDIAN, P999, NEAR_TIE = 0.02, 0.15, 0.2
-"""Of log-probabilities against decoded weights. vLLM rounds scales from fp16 to bf16 and multiplies in bf16, the
-reference rounds their product once: about twice what bf16 alone was seen to leave (0.008 and 0.063)."""
+"""Of log-probabilities against decoded weights. vLLM rounds scales from fp16 to bf16 and multiplies in bf16,
+the reference rounds their product once: about twice what bf16 alone was seen to leave (0.008 and 0.063)."""
 __all__ = ["answers", "endings", "failure", "line", "linears", "memory", "placement"]
 
 
@@ -21,7 +20,9 @@ def answers(quant: str, ours: dict[int, Found], theirs: Found) -> list[str]:
     for pp, found in ours.items():
         lines += failure(f"{quant}, PP={pp}", found)
         if "prompt" in found and "prompt" in theirs:
-            lines += _judged(f"{quant}, PP={pp} / decoded", agreement(found["prompt"], theirs["prompt"], NEAR_TIE))
+            lines += _judged(
+                f"{quant}, PP={pp} / decoded", agreement(found["prompt"], theirs["prompt"], NEAR_TIE)
+            )
         for key in ("kernels", "step_ms"):
             if key in found:
                 lines.append(line(f"{quant}, PP={pp} {key}", found[key]))
@@ -29,7 +30,9 @@ def answers(quant: str, ours: dict[int, Found], theirs: Found) -> list[str]:
     for pp, found in ours.items():
         if pp > 1 and "alone" in found and "alone" in one:
             lines += _judged(f"{quant}, PP={pp} / PP=1", agreement(found["prompt"], one["prompt"], NEAR_TIE))
-            lines.append(line(f"{quant}, PP={pp} / PP=1 greedy", answers_agreement(found["alone"], one["alone"])))
+            lines.append(
+                line(f"{quant}, PP={pp} / PP=1 greedy", answers_agreement(found["alone"], one["alone"]))
+            )
     if "scrambled" in theirs and "prompt" in one:
         shifted = agreement(one["prompt"], theirs["scrambled"], NEAR_TIE)
         lines.append(line(f"{quant}, PP=1 / decoded, shifted table", shifted))
@@ -37,7 +40,9 @@ def answers(quant: str, ours: dict[int, Found], theirs: Found) -> list[str]:
 
 
 def _judged(label: str, found: Agreement) -> list[str]:
-    within = found.median_difference <= MEDIAN and found.p999_difference <= P999 and not found.parted_elsewhere
+    within = (
+        found.median_difference <= MEDIAN and found.p999_difference <= P999 and not found.parted_elsewhere
+    )
     bar = f"median <= {MEDIAN}, p99.9 <= {P999}, none parts by more than {NEAR_TIE}"
     return [line(label, found), line(f"    {bar}", "kept" if within else "MISSED")]
 
@@ -83,6 +88,6 @@ def linears(found: Found) -> list[str]:
         if isinstance(shape, dict) and "us" in shape:
             lines.append(line(f"{name}, us", {key: round(value, 2) for key, value in shape["us"].items()}))
             lines.append(line(f"{name}, kernels", shape["kernels"]))
-            lines.append(line(f"{name}, error at 1 and 17 tokens", {key: [f"{value:.1e}" for value in values]
-                                                                    for key, values in shape["errors"].items()}))  # fmt: skip
+            errors = {key: [f"{value:.1e}" for value in values] for key, values in shape["errors"].items()}
+            lines.append(line(f"{name}, error at 1 and 17 tokens", errors))
     return lines

@@ -24,7 +24,7 @@ FP8 = {
     "weight_block_size": [128, 128],
     "modules_to_convert": ["ple.ple_embedding.ngram_embedding"],
 }
-_ITEM_BYTES = {"BF16": 2, "F16": 2, "F8_E4M3": 1, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F8_E4M3": 1, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
 
 TEXT: dict[str, Any] = {
     "model_type": "qwen4_exp_text",
@@ -109,7 +109,7 @@ def write(folder: Path, form: str, layers: int = 48, **options: Any) -> None:
 def write_headers(folder: Path, shapes: Shapes) -> None:
     header, end = {}, 0
     for name, (dtype, shape) in shapes.items():
-        start, end = end, end + _ITEM_BYTES[dtype] * prod(shape)
+        start, end = end, end + ITEM_BYTES[dtype] * prod(shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     content = dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:

@@ -298,8 +298,7 @@ def test_gpus_in_the_order_of_the_environment(machine, monkeypatch) -> None:
 
 
 def test_too_little_ram(monkeypatch, tmp_path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 64000000 kB\nMemAvailable: 1048576 kB\n")
-    monkeypatch.setattr(preflight, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 2**30)
     with pytest.raises(
         Refused, match=r"1\.00 GiB of RAM are available, vLLM's 5 processes want about 10\.01 GiB"
     ):

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from ple_inference.tiny.config import TinyOptions
-from ple_inference.vllm_plugin import pinned_region, proof
+from ple_inference.vllm_plugin import proof, registered_memory
 from ple_inference.vllm_plugin.overrides import ALL
 from ple_inference.vllm_plugin.wheel_source import WheelSource
 
@@ -163,5 +163,5 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
 @pytest.fixture
 def cudart(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> Cudart:
     fake = Cudart()
-    monkeypatch.setattr(pinned_region, "_cudart", lambda: fake)
+    monkeypatch.setattr(registered_memory, "_cudart", lambda: fake)
     return fake

@@ -7,6 +7,7 @@ says. Usage: quantized_cases.py FOLDER, which holds the checkpoints that `main` 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import card
 import torch
 from safetensors import safe_open
 from torch.nn import functional
+from vllm.model_executor.models.utils import PPMissingLayer, StageMissingLayer
 from vllm.models.qwen4_exp.nvidia import hyperconnection, model
 
 from ple_inference.quantized.dequantize import dequantize
@@ -29,7 +31,6 @@ from ple_inference.vllm_plugin import (
     vocabulary_layers,
 )
 from ple_inference.vllm_plugin.override import OverrideError
-from vllm.model_executor.models.utils import PPMissingLayer, StageMissingLayer
 
 INSTALL: dict[str, Callable[[], None]] = {
     "placement": vocabulary_layers.place,
@@ -39,14 +40,14 @@ INSTALL: dict[str, Callable[[], None]] = {
     "complete_load": complete_load.install,
 }
 WHOLE = ("int4", "int4-images", "listed", "fp8", "bare", "bf16")
+LAYER = re.compile(r"\.layers\.(\d+)\.")
 BOUND = ("VocabParallelEmbedding", "ParallelLMHead", "GatedResidual", "Qwen4ExpQSAAttention")
-MODELS = (model.Qwen4ExpForCausalLM, model.Qwen4ExpForConditionalGeneration)
 
 
 @contextmanager
 def overrides(*off: str) -> Iterator[None]:
     before = {name: getattr(model, name) for name in BOUND}
-    loaders = [cls.load_weights for cls in MODELS]
+    loaders = [cls.load_weights for cls in card.MODELS]
     for name, install in INSTALL.items():
         if name not in off:
             install()
@@ -56,7 +57,7 @@ def overrides(*off: str) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(model, name, value)
-        for cls, loader in zip(MODELS, loaders, strict=True):
+        for cls, loader in zip(card.MODELS, loaders, strict=True):
             cls.load_weights = loader
 
 
@@ -122,7 +123,9 @@ def ranks(folder: Path, stages: int) -> list[dict[str, Any]]:
         found.append(
             {
                 "holds": [name for name, part in parts.items() if not isinstance(part, absent)],
-                "layers": sorted({int(name.split("layers.")[1].split(".")[0]) for name in names if "layers." in name}),
+                "layers": sorted(
+                    {int(name.split("layers.")[1].split(".")[0]) for name in names if "layers." in name}
+                ),
                 "parameters": len(names),
                 "not loaded": sorted(names - loaded),
             }
@@ -130,8 +133,11 @@ def ranks(folder: Path, stages: int) -> list[dict[str, Any]]:
     return found
 
 
-def residual(folder: Path) -> dict[str, float]:
-    """The largest difference of a packed residual from its formula over decoded weights, on the CPU."""
+def residual(folder: Path) -> dict[str, tuple[float, float]]:
+    """The largest difference of a packed residual from its formula over decoded weights, on the CPU.
+
+    And, second, from the formula over another residual's weights.
+    """
     stored = dict(weights(folder))
     with overrides():
         built = made(folder)
@@ -139,7 +145,8 @@ def residual(folder: Path) -> dict[str, float]:
     found = {}
     with _on_the_cpu():
         for name in ("model.layers.2.mlp_hyper_connection", "model.hyper_connection_mixer"):
-            found[name] = _difference(built.get_submodule(name), name, stored)
+            module, other = built.get_submodule(name), "model.layers.3.attn_hyper_connection"
+            found[name] = _difference(module, name, stored), _difference(module, other, stored)
     return found
 
 
@@ -212,9 +219,7 @@ def main() -> None:
             path.name: outcome(path, "checkpoint_schemes") for path in sorted(root.glob("lacks-*"))
         },
         "lacks": {path.name: outcome(path) for path in sorted(root.glob("lacks-*"))},
-        "lacks, off": {
-            path.name: outcome(path, "complete_load") for path in sorted(root.glob("lacks-*"))
-        },
+        "lacks, off": {path.name: outcome(path, "complete_load") for path in sorted(root.glob("lacks-*"))},
         "residual": residual(root / "int4"),
         "mixed": refused(root / "mixed"),
     }

@@ -37,7 +37,9 @@ def make_all(root: Path) -> None:
         options = SyntheticOptions(quant, "tiny", 4, 6, 100, "tiny", images)
         write_checkpoint(root / name, options, files(options), force=True, progress=lambda _: None)
     for name, suffix in LACKS.items():
-        _changed(root / ("fp8" if "fp8" in name else "int4"), root / name, lambda at, end=suffix: at.endswith(end))
+        _changed(
+            root / ("fp8" if "fp8" in name else "int4"), root / name, lambda at, end=suffix: at.endswith(end)
+        )
     _changed(root / "int4", root / "mixed", lambda name: False, _wider)
     _changed(root / "int4-images", root / "listed", lambda name: False)
     _reworded(root / "listed", lambda words: listed(words, root / "listed"))

@@ -315,5 +315,5 @@ def test_the_process_really_ends(tmp_path: Path) -> None:
 def test_a_driver_that_refuses_says_what_to_look_at(make_source, steady, cudart) -> None:
     source = make_source(steady)
     cudart.refuses = True
-    with pytest.raises(RuntimeError, match=r"CUDA does not register \d+ bytes of shared memory \(error 2\)"):
+    with pytest.raises(RuntimeError, match=r"CUDA does not register \d+ bytes of host memory \(error 2\)"):
         delivered(source, [1])

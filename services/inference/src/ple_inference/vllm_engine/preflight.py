@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from ple_inference.host_ram import available_bytes
 from ple_inference.settings import split_address
 from ple_inference.vllm_engine.gpus import Gpu, visible_gpus
 from ple_inference.vllm_engine.host_memory import HostMemory
@@ -22,7 +22,6 @@ from ple_inference.vllm_plugin.switches import enabled_overrides
 from ple_inference.vllm_plugin.wheel_source import SourceMissing
 
 _log = logging.getLogger(__name__)
-_MEMINFO = Path("/proc/meminfo")
 # CUDA's context and modules of a worker, on the low side: no machine is refused that would do.
 _CONTEXT_BYTES = 300 * 2**20
 
@@ -98,18 +97,12 @@ def _check_gpus(launch: Launch, memory: Sequence[RankMemory], gpus: Sequence[Gpu
 
 
 def _check_host_memory(memory: HostMemory) -> None:
-    available_bytes = _available_bytes()
-    if available_bytes < memory.total_bytes:
+    available = available_bytes()
+    if available < memory.total_bytes:
         raise Refused(
-            f"{_gib(available_bytes)} of RAM are available, vLLM's {memory.processes} processes want about "
+            f"{_gib(available)} of RAM are available, vLLM's {memory.processes} processes want about "
             f"{_gib(memory.total_bytes)}, {_gib(memory.pinned_bytes)} of it pinned; free some"
         )
-
-
-def _available_bytes() -> int:
-    lines = _MEMINFO.read_text().splitlines()
-    kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return int(kib) * 1024
 
 
 def _gib(size_bytes: int) -> str:

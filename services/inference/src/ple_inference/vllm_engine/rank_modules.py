@@ -215,8 +215,8 @@ def _param_bytes(module: str, param: str, parts: list[tuple[str, Tensor]], exper
     """As vLLM allocates the parameter: merged, padded, in its own dtype."""
     elements = sum(prod(tensor.shape) for _, tensor in parts)
     if param.endswith("weight_shape"):
-        # Of experts: two f32 each, although the checkpoint has int64.
-        return experts * 8 if param.startswith("w") and "_weight" in param else _WEIGHT_SHAPE_BYTES
+        # Of experts: two numbers each of the model's dtype, although the checkpoint has int64.
+        return experts * 4 if param.startswith("w") and "_weight" in param else _WEIGHT_SHAPE_BYTES
     if param.endswith(("weight_packed", "_offsets", "_sizes", "_multipliers")):
         return sum(tensor.size_bytes for _, tensor in parts)
     if parts[0][1].dtype.startswith("F8"):
@@ -233,11 +233,8 @@ def _order(name: str) -> tuple[int, int, int, str]:
     layer = _LAYER.match(name)
     if layer:
         inner = name[layer.end() :]
-        found = [
-            place
-            for place, start in enumerate(_LAYER_ORDER)
-            if inner == start or inner.startswith(f"{start}.")
-        ]
-        return _ORDER.index("layers"), int(layer[1]), max(found, default=len(_LAYER_ORDER)), name
+        starts = [start for start in _LAYER_ORDER if inner == start or inner.startswith(f"{start}.")]
+        place = _LAYER_ORDER.index(max(starts, key=len)) if starts else len(_LAYER_ORDER)
+        return _ORDER.index("layers"), int(layer[1]), place, name
     top = name.partition(".")[0]
     return _ORDER.index(top) if top in _ORDER else len(_ORDER), 0, 0, name

@@ -1,8 +1,8 @@
 """Which modules of a checkpoint are quantized, and how, by its tensors: not by the words of its config.
 
-A module's `weight_packed` [N, words], `weight_scale` [N, groups] and `weight_shape` (N, K) leave nothing open:
-a value has 32 * words / K bits and a group K / groups values. What config.json calls the module, by listed
-name, regex or class, and in which of the two architectures' names, then does not matter.
+A module's `weight_packed` [N, words], `weight_scale` [N, groups] and `weight_shape` (N, K) leave nothing
+open: a value has 32 * words / K bits and a group K / groups values. What config.json calls the module, by
+listed name, regex or class, and in which of the two architectures' names, then does not matter.
 """
 
 from __future__ import annotations
@@ -113,17 +113,18 @@ def refuse_mixed(schemes: Mapping[str, Scheme], tensors: Container[str]) -> None
             if stored and schemes.get(sibling) != scheme:
                 raise OverrideError(
                     f"triplex: checkpoint_schemes: {module} is {scheme} and {sibling} is "
-                    f"{schemes.get(sibling, 'not packed')}: vLLM computes both in one product, store them alike"
+                    f"{schemes.get(sibling, 'not packed')}: vLLM computes both in one product, so "
+                    "store them alike"
                 )
 
 
 def refuse_without_humming(schemes: Mapping[str, Scheme], has_humming: Callable[[], bool]) -> None:
-    """One line where the only kernels for 6 bits are missing. Asked only if needed: the answer is an import."""
+    """One line where the only kernels for 6 bits are missing. Asked if needed: the answer is an import."""
     six = next((module for module, scheme in schemes.items() if scheme.bits == 6), None)
     if six is not None and not has_humming():
         raise OverrideError(
-            f"triplex: checkpoint_schemes: {six} has 6-bit weights, whose kernels are in humming-kernels, which "
-            "cannot be imported: pip install 'humming-kernels[cu13]==0.1.19'"
+            f"triplex: checkpoint_schemes: {six} has 6-bit weights, whose kernels are in humming-kernels, "
+            "which cannot be imported: pip install 'humming-kernels[cu13]==0.1.19'"
         )
 
 
@@ -151,8 +152,8 @@ def _scheme(module: str, tensors: Tensors) -> Scheme:
     group_size = columns // scale[-1]
     if packed != (rows, -(-columns * bits // 32)) or scale != (rows, columns // group_size):
         raise OverrideError(
-            f"triplex: checkpoint_schemes: {module} of {rows} x {columns} has packed weights {list(packed)} and "
-            f"scales {list(scale)}, which are of no dense scheme: convert the checkpoint anew"
+            f"triplex: checkpoint_schemes: {module} of {rows} x {columns} has packed weights {list(packed)} "
+            f"and scales {list(scale)}, which are of no dense scheme: convert the checkpoint anew"
         )
     return Scheme(bits, group_size)
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ple_inference.vllm_plugin.pinned_pool import check_room
+from ple_inference.vllm_plugin.pinning_turn import PinningTurn
+from ple_inference.vllm_plugin.registered_memory import register, unregister
 from ple_rpc.shared_region import SharedRegion
+
+# Also in the middle of serving, when the daemon was started again: a step waits.
+_TURN_DEADLINE_S = 20.0
 
 
 class PinnedRegion:
@@ -23,16 +28,13 @@ class PinnedRegion:
         self._hold = memoryview(region.buffer)
         self.bytes = torch.frombuffer(region.buffer, dtype=torch.uint8)
         """uint8, all of the region."""
-        error = _cudart().cudaHostRegister(self.bytes.data_ptr(), self.bytes.nbytes, 0)
-        if error != _cudart().cudaError.success:
-            raise RuntimeError(
-                f"CUDA does not register {self.bytes.nbytes} bytes of shared memory (error {int(error)}): "
-                "is the memory limit of this container too small?"
-            )
+        with PinningTurn("the memory shared with the daemon", deadline_s=_TURN_DEADLINE_S):
+            check_room(self.bytes.nbytes, "the memory shared with the daemon")
+            register(self.bytes)
 
     def close(self) -> None:
         """Copies out of the region must have ended, and nobody may use `bytes` any more."""
-        _cudart().cudaHostUnregister(self.bytes.data_ptr())
+        unregister(self.bytes)
         self._hold.release()
 
 
@@ -57,8 +59,3 @@ def launch_host_function(function: int, argument: int) -> None:
 @cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
-
-
-def _cudart() -> Any:
-    """A module of torch's without types."""
-    return torch.cuda.cudart()

@@ -1,4 +1,4 @@
-"""vLLM's sparse attention with the indexer's projection apart from q, k and v, where it is stored otherwise."""
+"""vLLM's sparse attention with the indexer's projection apart from q, k and v, when stored otherwise."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ _MODULE = "ple_inference.vllm_plugin.checkpoint_schemes"
 OVERRIDE = Override(
     name="checkpoint_schemes",
     summary="the scheme of every weight is read from the checkpoint's tensors",
-    why="vLLM matches the groups of quantization_config against its own module names: a regex that begins "
-    "with model.language_model, a listed lm_head or a group without a format of its own finds nothing "
-    "with images, and an FP8 config without a list of BF16 modules makes all of them FP8. Shapes of "
-    "the tensors say it without names.",
-    without_it="A module that config.json does not name as vLLM does is built in BF16, and loading ends with: "
-    "There is no module or parameter named ...weight_packed. BF16 weights of such an FP8 checkpoint "
-    "are cast to FP8 without a scale.",
+    why="vLLM matches the groups of quantization_config against its own module names: a regex that "
+    "begins with model.language_model, a listed lm_head or a group without a format of its own "
+    "finds nothing with images, and an FP8 config without a list of BF16 modules makes all of "
+    "them FP8. Shapes of the tensors say it without names.",
+    without_it="A module that config.json does not name as vLLM does is built in BF16, and loading ends "
+    "with: There is no module or parameter named ...weight_packed. BF16 weights of such an FP8 "
+    "checkpoint are cast to FP8 without a scale.",
     remove_when="vLLM resolves targets in the checkpoint's names for both architectures, and takes modules "
     "without scales as unquantized.",
     install=f"{_MODULE}:install",

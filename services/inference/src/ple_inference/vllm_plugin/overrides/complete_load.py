@@ -7,9 +7,9 @@ _MODULE = "ple_inference.vllm_plugin.complete_load"
 OVERRIDE = Override(
     name="complete_load",
     summary="every weight and scale of the rank was loaded",
-    why="vLLM checks what was loaded only without quantization, and makes the scales of experts as ones: "
-    "a scale that is missing or not found gives fluent text of another model. Parameters are NaN "
-    "before loading here, and names are counted.",
+    why="vLLM checks what was loaded only without quantization, and makes the scales of experts as "
+    "ones: a scale that is missing or not found gives fluent text of another model. Parameters "
+    "are NaN before loading here, and names are counted.",
     without_it="A checkpoint that lacks a scale starts and answers wrongly, without a word.",
     remove_when="vLLM tracks loaded parameters, and each of their parts, for quantized checkpoints.",
     install=f"{_MODULE}:install",

@@ -7,9 +7,9 @@ _MODULE = "ple_inference.vllm_plugin.gated_residual"
 OVERRIDE = Override(
     name="hyper_connections",
     summary="quantized hyper-connection projections beside a BF16 injection",
-    why="Upstream builds them without a quantization config, and the down projection and the injection as "
-    "one BF16 product. Packed INT8 and BF16 rows cannot be one product: they are apart here, which "
-    "also halves 1.27 GB. What is stored in BF16 runs as upstream's.",
+    why="Upstream builds them without a quantization config, and the down projection and the "
+    "injection as one BF16 product. Packed INT8 and BF16 rows cannot be one product: they are "
+    "apart here, which also halves 1.27 GB. What is stored in BF16 runs as upstream's.",
     without_it="A checkpoint with packed ones ends with: There is no module or parameter named "
     "...input_mix_weight_up.weight_packed. Others are not affected.",
     remove_when="GatedResidual takes a quant_config and keeps projections of different schemes apart.",

@@ -7,8 +7,8 @@ _MODULE = "ple_inference.vllm_plugin.vocabulary_layers"
 OVERRIDE = Override(
     name="placement",
     summary="embedding on the first stage only, output head on the last only",
-    why="Every stage builds and loads both, 1.27 GB each in BF16 and 0.65 GB in INT8, and uses at most "
-    "one of them. The vision tower and the last mixer are where they belong already.",
+    why="Every stage builds and loads both, 1.27 GB each in BF16 and 0.65 GB in INT8, and uses at "
+    "most one of them. The vision tower and the last mixer are where they belong already.",
     without_it="Each stage holds both: with three stages, four copies that nobody reads.",
     remove_when="Qwen4ExpModel and Qwen4ExpForCausalLM give other ranks a PPMissingLayer, as "
     "Qwen3_5ForCausalLMBase does.",

@@ -7,11 +7,11 @@ _MODULE = "ple_inference.vllm_plugin.split_qsa"
 OVERRIDE = Override(
     name="qsa_projection",
     summary="the indexer's projection is its own product when its scheme differs",
-    why="Upstream multiplies q, k, v and the indexer's projection in one product and takes the scheme of "
-    "the first for all. The checkpoint has INT6 for three and INT8 for the fourth, so they are apart, "
-    "as upstream has them for LoRA. Alike they stay together.",
-    without_it="Loading the indexer's weights ends with an AssertionError about shapes when the schemes differ. "
-    "Others are not affected.",
+    why="Upstream multiplies q, k, v and the indexer's projection in one product and takes the "
+    "scheme of the first for all. The checkpoint has INT6 for three and INT8 for the fourth, so "
+    "they are apart, as upstream has them for LoRA. Alike they stay together.",
+    without_it="Loading the indexer's weights ends with an AssertionError about shapes when the schemes "
+    "differ. Others are not affected.",
     remove_when="Qwen4ExpQSAAttention keeps the indexer's projection apart when its scheme is another.",
     install=f"{_MODULE}:install",
     is_live=f"{_MODULE}:is_live",

@@ -7,13 +7,13 @@ _MODULE = "ple_inference.vllm_plugin.vocabulary_layers"
 OVERRIDE = Override(
     name="quantized_embeddings",
     summary="embedding and output head in the checkpoint's quantization",
-    why="The model makes both without a quantization config, and the embedding without a name, so that "
-    "their packed weights have no destination. vLLM has what it takes: rows dequantized where they "
-    "are looked up, and Marlin for the head.",
+    why="The model makes both without a quantization config, and the embedding without a name, so "
+    "that their packed weights have no destination. vLLM has what it takes: rows dequantized "
+    "where they are looked up, and Marlin for the head.",
     without_it="A checkpoint with packed ones ends with: There is no module or parameter named "
-    "'embed_tokens.weight_packed'. Others are not affected.",
-    remove_when="Qwen4ExpModel hands quant_config and prefix to VocabParallelEmbedding, and Qwen4ExpForCausalLM "
-    "to ParallelLMHead.",
+    "lm_head.weight_packed, or embed_tokens.weight_packed. Others are not affected.",
+    remove_when="Qwen4ExpModel hands quant_config and prefix to VocabParallelEmbedding, and "
+    "Qwen4ExpForCausalLM to ParallelLMHead.",
     install=f"{_MODULE}:quantize",
     is_live=f"{_MODULE}:is_quantized",
     places=WORKER,
