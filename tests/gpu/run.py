@@ -24,7 +24,7 @@ from engine import run_scenario
 from quant import QuantParts
 
 PARTS = ("outputs", "cost", "cold", "quant", "quant_off", "quant_fp8", "quant_linears", "quant_pinned")
-_SEVERAL = {"outputs", "quant", "quant_off"}
+_SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8"}
 LENGTHS = [64, 5, 700, 2500, 4000]
 Found = dict[str, Any]
 
