@@ -156,8 +156,8 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     yield f"{'stage':7}{'layers':>8}" + "".join(f"{column:>15}" for column in columns) + "   of a GPU"
     for stage, rank in enumerate(plan.memory):
         layers = pipeline.layers_of(stage)
-        sizes = (rank.weights_bytes, rank.held_bytes - rank.weights_bytes, rank.reserved_bytes)
-        sizes += (rank.peak_allocated_bytes, plan.kv_taken_bytes(stage), plan.left_bytes(stage))
+        sizes = [rank.weights_bytes, rank.held_bytes - rank.weights_bytes, rank.reserved_bytes]
+        sizes += [rank.peak_allocated_bytes, plan.kv_taken_bytes(stage), plan.left_bytes(stage)]
         row = f"{stage:<7}{f'{layers.start}-{layers.stop - 1}':>8}"
         row += "".join(f"{_gib(size):>15}" for size in sizes)
         yield f"{row}   {_gib(profile.gpu_memory_bytes)}" + (" table" if stage == pipeline.owner else "")

@@ -125,12 +125,11 @@ class StoredWeights:
                 self._check_fused(stack)
                 continue
             found = stacks[stack]
-            for expert in range(self._shapes.experts):
-                for part in ("gate_proj", "up_proj", "down_proj"):
-                    if f"{expert}.{part}" not in found:
-                        raise Refused(
-                            f"{stack}.{expert}.{part} is missing of {self._shapes.experts} experts; {_AGAIN}"
-                        )
+            parts = ("gate_proj", "up_proj", "down_proj")
+            wanted = (f"{number}.{part}" for number in range(self._shapes.experts) for part in parts)
+            missing = next((name for name in wanted if name not in found), None)
+            if missing is not None:
+                raise Refused(f"{stack}.{missing} is missing of {self._shapes.experts} experts; {_AGAIN}")
             self._check_alike(stack, found)
 
     def _check_fused(self, stack: str) -> None:
