@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,14 +74,18 @@ def write_weights(
     """Write the safetensors files and their index, and nothing else. Raises OSError."""
     weight_map: dict[str, str] = {}
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-    # One thread of torch's in each of ours.
-    with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+    # One thread of torch's in each of ours. The disk takes one file while the next is drawn.
+    drawing = ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1))
+    with ExitStack() as opened, ThreadPoolExecutor(1) as syncing, drawing:
+        synced = []
         for number, specs in enumerate(grouped, 1):
             name = f"model-{number:05d}-of-{len(grouped):05d}.safetensors"
-            with PiecewiseFile(folder / name, specs) as file:
-                _write_file(file, specs, options.seed, pool, progress)
-                file.sync()
+            file = opened.enter_context(PiecewiseFile(folder / name, specs))
+            _write_file(file, specs, options.seed, drawing, progress)
+            synced.append(syncing.submit(file.sync))
             weight_map |= dict.fromkeys((spec.name for spec in specs), name)
+        for sync_of_file in synced:
+            sync_of_file.result()
     index = {"metadata": {"total_size": size_bytes(grouped)}, "weight_map": dict(sorted(weight_map.items()))}
     write_json(folder / "model.safetensors.index.json", index)
 
