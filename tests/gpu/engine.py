@@ -123,6 +123,8 @@ def run_scenario(
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": gpus,
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # Marlin comes as PTX for this card; the driver keeps what it makes of it for the next process.
+        "CUDA_CACHE_MAXSIZE": str(4 << 30),
         "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}",
     }
     scenario = settings.get("scenario", name)

@@ -12,7 +12,7 @@ Found = dict[str, Any]
 MEDIAN, P999, NEAR_TIE = 0.02, 0.15, 0.2
 """Of log-probabilities against decoded weights. vLLM rounds scales from fp16 to bf16 and multiplies in bf16,
 the reference rounds their product once: about twice what bf16 alone was seen to leave (0.008 and 0.063)."""
-__all__ = ["answers", "endings", "failure", "line", "linears", "memory", "placement"]
+__all__ = ["answers", "endings", "failure", "line", "linears", "memory", "pinned", "placement"]
 
 
 def answers(quant: str, ours: dict[int, Found], theirs: Found) -> list[str]:
@@ -80,6 +80,12 @@ def placement(held: dict[str, Found]) -> list[str]:
         sizes = [f"{rank['allocated_bytes']:,}" for rank in found.get("memory", [])]
         lines.append(line(f"placement {label}, PP=2, allocated bytes", ", ".join(sizes)))
     return lines
+
+
+def pinned(found: Found) -> list[str]:
+    lines = failure("pinned memory", found)
+    shown = (key for key in ("size_bytes", "waste_bytes", "pool", "torch") if key in found)
+    return lines + [line(f"pinned memory {key}", found[key]) for key in shown]
 
 
 def linears(found: Found) -> list[str]:

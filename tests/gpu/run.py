@@ -3,7 +3,7 @@
     python tests/gpu/run.py --out DIR                     all parts, the most important first
     python tests/gpu/run.py --out DIR --only outputs      log-probabilities, kills, soak
     python tests/gpu/run.py --out DIR --only cost cold    a step's lookups, a cold prompt
-    python tests/gpu/run.py --out DIR --only quant        INT4-mixed; quant_fp8, quant_off, quant_linears
+    python tests/gpu/run.py --out DIR --only quant        INT4-mixed; so quant_off, _fp8, _linears, _pinned
     python tests/gpu/run.py --out DIR --pp 3              three stages, on a machine with three GPUs
 
 Needs vLLM 0.33.0 with the plugin, the packages of daemon and client, bench/ on the path, and GPUs of 100 GB.
@@ -23,8 +23,8 @@ import report
 from engine import run_scenario
 from quant import QuantParts
 
-PARTS = ("outputs", "cost", "cold", "quant", "quant_off", "quant_fp8", "quant_linears")
-_SEVERAL = {"outputs", "quant", "quant_off"}
+PARTS = ("outputs", "cost", "cold", "quant", "quant_off", "quant_fp8", "quant_linears", "quant_pinned")
+_SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8"}
 LENGTHS = [64, 5, 700, 2500, 4000]
 Found = dict[str, Any]
 

@@ -20,6 +20,8 @@ from ple_inference.synthetic.writer import write_checkpoint
 
 LACKS = {
     "lacks-linear-scale": ".layers.0.linear_attn.out_proj.weight_scale",
+    "lacks-packed": ".layers.0.linear_attn.out_proj.weight_packed",
+    "lacks-shard": ".layers.3.self_attn.k_proj.weight_packed",
     "lacks-shard-scale": ".layers.3.self_attn.k_proj.weight_scale",
     "lacks-expert-scale": ".layers.2.mlp.experts.5.up_proj.weight_scale",
     "lacks-expert": ".layers.1.mlp.experts.4.down_proj.weight_packed",

@@ -148,6 +148,11 @@ def test_a_missing_scale_or_weight_ends_the_start_with_one_line(cases, fault, wo
     assert cases["lacks, unread"][fault] != "loaded"
 
 
+@pytest.mark.parametrize("fault", ["lacks-packed", "lacks-shard"])
+def test_a_scale_without_its_packed_weight_has_no_place(cases, fault) -> None:
+    assert cases["lacks"][fault].startswith(ABSENT)
+
+
 @pytest.mark.parametrize("fault", ["lacks-expert-scale", "lacks-expert", "lacks-norm", "lacks-plain-shard"])
 def test_without_the_check_vllm_loads_what_is_missing(cases, fault) -> None:
     assert cases["lacks, off"][fault] == "loaded"

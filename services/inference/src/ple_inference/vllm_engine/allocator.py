@@ -35,9 +35,12 @@ class Block:
     after: Block | None = field(default=None, repr=False)
 
     @property
-    def key(self) -> tuple[int, int]:
+    def entry(self) -> _Entry:
         """Free blocks are searched by size; of equal ones the lowest address is taken."""
-        return self.size_bytes, self.address
+        return self.size_bytes, self.address, self
+
+
+_Entry = tuple[int, int, Block]
 
 
 class CachingAllocator:
@@ -47,7 +50,7 @@ class CachingAllocator:
         """`max_split_bytes`: blocks from this size on are neither split nor lent to smaller allocations."""
         self.max_split_bytes = max_split_bytes
         self._capacity_bytes = capacity_bytes
-        self._free: dict[bool, list[tuple[tuple[int, int], Block]]] = {True: [], False: []}
+        self._free: dict[bool, list[_Entry]] = {True: [], False: []}
         self._next_address = 0
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
@@ -74,16 +77,16 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give back every segment that is free as a whole."""
         for small, blocks in self._free.items():
-            whole = [block for _, block in blocks if block.before is None and block.after is None]
+            whole = [block for *_, block in blocks if block.before is None and block.after is None]
             self.reserved_bytes -= sum(block.size_bytes for block in whole)
-            self._free[small] = [entry for entry in blocks if entry[1].before or entry[1].after]
+            self._free[small] = [entry for entry in blocks if entry[2].before or entry[2].after]
 
     def _take_free(self, size_bytes: int, small: bool) -> Block | None:
         blocks = self._free[small]
-        place = bisect_left(blocks, (size_bytes, -1), key=lambda entry: entry[0])
+        place = bisect_left(blocks, (size_bytes,))
         if place == len(blocks):
             return None
-        block = blocks[place][1]
+        block = blocks[place][2]
         if self.max_split_bytes is not None:
             if size_bytes < self.max_split_bytes <= block.size_bytes:
                 return None
@@ -141,10 +144,10 @@ class CachingAllocator:
 
     def _take(self, block: Block) -> None:
         blocks = self._free[block.small]
-        del blocks[bisect_left(blocks, block.key, key=lambda entry: entry[0])]
+        del blocks[bisect_left(blocks, (block.size_bytes, block.address))]
 
     def _put_free(self, block: Block) -> None:
-        insort(self._free[block.small], (block.key, block), key=lambda entry: entry[0])
+        insort(self._free[block.small], block.entry)
 
 
 def _joined(left: Block, right: Block) -> Block:
