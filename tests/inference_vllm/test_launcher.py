@@ -10,17 +10,20 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ple_inference.checkpoint import CheckpointError, read_checkpoint
 from ple_inference.vllm_engine import preflight
-from ple_inference.vllm_engine.gpus import visible_gpus
+from ple_inference.vllm_engine.gpus import Gpu, visible_gpus
 from ple_inference.vllm_engine.host_memory import HostMemory
 from ple_inference.vllm_engine.model_config import check_config
 from ple_inference.vllm_engine.profile import PROFILES
 from ple_inference.vllm_engine.profile_arguments import take_in
+from ple_inference.vllm_engine.rank_memory import RankMemory
 from ple_inference.vllm_engine.refused import Refused
 from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_engine.vllm_arguments import refuse_environment, refuse_unserved
@@ -286,6 +289,19 @@ def test_gpus_that_do_not_do(machine, tiny_checkpoint) -> None:
     assert "GPU 0 (Fake) has 2.00 GiB free and vLLM will take 22.80 GiB" in busy
     (machine.folder / "bin/nvidia-smi").write_text("#!/bin/sh\necho driver mismatch >&2; exit 9\n")
     assert "nvidia-smi failed: driver mismatch" in machine.refusal(*command)
+
+
+def test_a_load_that_takes_more_than_the_gpu_has() -> None:
+    """What stays would fit; the copies that vLLM repacks from do not."""
+    gib = 2**30
+    profile = PROFILES["triple-24gb"]
+    launch = SimpleNamespace(pipeline=SimpleNamespace(stages=1), profile=profile)
+    rank = RankMemory({"routed experts": 20 * gib}, 20 * gib, 21 * gib, 26 * gib, 24 * gib)
+    gpu = Gpu(0, "GPU-0", "Fake", 24 * gib, 24 * gib)
+    reason = r"stage 0 takes 24\.00 GiB while vLLM repacks its weights; GPU 0 \(Fake\) has 24\.00 GiB"
+    with pytest.raises(Refused, match=reason):
+        preflight._check_gpus(launch, [rank], [gpu])
+    preflight._check_gpus(launch, [replace(rank, peak_allocated_bytes=23 * gib)], [gpu])
 
 
 def test_gpus_in_the_order_of_the_environment(machine, monkeypatch) -> None:

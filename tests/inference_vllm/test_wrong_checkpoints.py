@@ -11,6 +11,7 @@ import pytest
 import released_layout
 
 from ple_inference import __main__ as command
+from ple_inference.vllm_engine import preflight
 
 LAYERS, EXPERTS = 4, 3
 FILE = "model.safetensors"
@@ -50,22 +51,31 @@ class Case:
 
     def refusal(self) -> str:
         """The line of both commands, with no GPU looked at."""
-        lines = {self._run("plan"), self._run("serve", "--engine", "vllm")}
+        lines = {self.run_refused("plan"), self.run_refused("serve", "--engine", "vllm")}
         assert len(lines) == 1, lines
         assert not self._looked.exists()
         return lines.pop()
 
-    def _run(self, *arguments: str) -> str:
-        options = ("--model", str(self.folder), "--profile", "single-140gb")
-        self._monkeypatch.setattr("sys.argv", ["ple-inference", *arguments, *options])
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        assert ended.value.code == 1
+    def succeed(self, *arguments: str) -> str:
+        """What a command prints that ends well."""
+        assert self._run(*arguments) == 0
+        return str(self._capsys.readouterr().out)
+
+    def run_refused(self, *arguments: str) -> str:
+        """The one line of a command that fails."""
+        assert self._run(*arguments) == 1
         written = self._capsys.readouterr()
         assert not written.out
         lines = [line for line in written.err.splitlines() if line.startswith("ple-inference: ")]
         assert len(lines) == 1, written.err
         return lines[0]
+
+    def _run(self, *arguments: str) -> object:
+        options = ("--model", str(self.folder), "--profile", "single-140gb")
+        self._monkeypatch.setattr("sys.argv", ["ple-inference", *arguments, *options])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        return ended.value.code
 
 
 @pytest.fixture
@@ -156,6 +166,22 @@ def test_plain_weights_that_the_config_calls_packed(case: Case) -> None:
     assert "lm_head is plain BF16, config.json says that it is packed" in case.refusal()
 
 
+@pytest.mark.parametrize("form", ["bf16", "fp8", "int4-mixed"])
+def test_a_text_model_is_planned_and_not_served_without_a_tokenizer(
+    case: Case, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    released_layout.write(case.folder, form, LAYERS, experts=EXPERTS, text_only=True)
+    (case.folder / "tokenizer.json").unlink()
+    plan = json.loads(case.succeed("plan", "--json"))
+    assert plan["stages"][0]["parts"]["GDN"] > 0
+    assert "vision" not in plan["stages"][0]["parts"]
+    assert plan["reads_per_token"]["weights_bytes"] > 0
+    monkeypatch.setattr(preflight, "_check_plugin", lambda launch: None)
+    assert "has no tokenizer.json, and nothing is served without one" in case.run_refused(
+        "serve", "--engine", "vllm"
+    )
+
+
 # -- packed tensors ------------------------------------------------------------------------------------
 
 
@@ -231,7 +257,7 @@ def test_parts_of_one_product_in_two_forms(case: Case) -> None:
     assert "layers.3.self_attn.k_proj as 8 bits in groups of 128" in line
 
 
-def test_groups_named_by_class_or_by_module(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_named_by_class_or_by_module(case: Case) -> None:
     """However the config spells its targets, what the tensors say is taken."""
 
     def respell(config: dict[str, Any]) -> None:
@@ -245,13 +271,7 @@ def test_groups_named_by_class_or_by_module(case: Case, monkeypatch: pytest.Monk
         ] + [f"{TEXT}hyper_connection_mixer.input_mix_weight_{way}" for way in ("down", "up")]
 
     case.write(config=respell)
-    monkeypatch.setattr(
-        "sys.argv",
-        ["ple-inference", "plan", "--model", str(case.folder), "--profile", "single-140gb", "--json"],
-    )
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 0
+    assert json.loads(case.succeed("plan", "--json"))["stages"][0]["weights_bytes"] > 0
 
 
 # -- fp8 -----------------------------------------------------------------------------------------------
