@@ -34,7 +34,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve up down test test-containers soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
+.PHONY: help setup run serve up down test test-containers restarts-doc soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -84,13 +84,21 @@ down: ## stop the containers of `make up`; models and keys stay
 
 # Debian 12 and root; no image registry is asked. Engine, containers and images go with the command.
 CONTAINERS ?=
+define in_containers
+if [ "$$(id -u)" != 0 ]; then echo "make: $@ installs and starts a container engine: run it as root" >&2; exit 77; fi
+python3 deploy/ci/engine.py $(CONTAINERS) --prepare & prepared=$$!
+$(BIN)/python deploy/ci/wheels.py
+wait $$prepared
+export PIP_NO_INDEX=1 TRIPLEX_CONTAINERS=1
+python3 deploy/ci/engine.py $(CONTAINERS) bash -eu -c "docker compose -f deploy/compose.cpu.yaml build --quiet; $(1)"
+endef
+
 test-containers: $(READY) ## build the CPU images and test deploy/compose.cpu.yaml in a container engine of its own
-	@if [ "$$(id -u)" != 0 ]; then echo "make: test-containers installs and starts a container engine: run it as root" >&2; exit 77; fi
-	python3 deploy/ci/engine.py $(CONTAINERS) --prepare & prepared=$$!
-	$(BIN)/python deploy/ci/wheels.py
-	wait $$prepared
-	python3 deploy/ci/engine.py $(CONTAINERS) bash -eu -c "PIP_NO_INDEX=1 docker compose -f deploy/compose.cpu.yaml build --quiet; \
-	  TRIPLEX_CONTAINERS=1 $(BIN)/python -m pytest -n 0 -v tests/containers"
+	@$(call in_containers,$(BIN)/python -m pytest -n 2 -v --durations 12 tests/containers)
+
+restarts-doc: $(READY) ## write docs/restarts.md from what the restart matrix sees
+	@export TRIPLEX_RESTARTS_DOC=docs/restarts.md
+	$(call in_containers,$(BIN)/python -m pytest -n 0 -v tests/containers/test_2_restarts.py)
 
 soak: $(READY) ## kill the daemon and its clients 50 times each; some five minutes
 	@$(BIN)/python tests/ple_daemon/soak.py $(SOAK)

@@ -9,12 +9,17 @@ makes an API key, shows it once, and keeps its hash in deploy/secrets/api_keys.
 """
 
 import argparse
+import errno
 import hashlib
+import json
+import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 CPU, GPU = HERE / "compose.cpu.yaml", HERE / "compose.yaml"
@@ -36,10 +41,13 @@ def main() -> int:
         if options.action == "down":
             return subprocess.run([*words, "down"], check=False).returncode
         print(f"triplex: {'GPUs' if gpu else 'no GPU: the tiny model on CPUs'} ({words[3]})", flush=True)
+        check_env_file(options.env_file)
+        config = read_config(words)
+        check_folders(config)
         if gpu:
             check_gpu_runtime()
-        check_env_file(options.env_file)
-        make_key()
+        check_port(words, config)
+        check_keys(Path(config["secrets"]["api_keys"]["file"]))
         return subprocess.run([*words, "up", "--detach", "--build", "--wait"], check=False).returncode
     except StackError as error:
         print(f"triplex: {error}", file=sys.stderr)
@@ -98,13 +106,60 @@ def check_env_file(path: Path | None) -> None:
         raise StackError(f"no file {path}: deploy/3x3090.env is an example")
 
 
-def make_key() -> None:
-    """Keep the hash of a new key where there is none. Raises StackError."""
-    if KEYS.is_dir():
+def read_config(words: list[str]) -> dict[str, Any]:
+    """The compose file with its values in place. Raises StackError."""
+    done = subprocess.run(
+        [*words, "config", "--format", "json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        raise StackError(done.stderr.strip().splitlines()[-1])
+    config: dict[str, Any] = json.loads(done.stdout)
+    return config
+
+
+def check_folders(config: dict[str, Any]) -> None:
+    """Whether what is to be mounted is there: compose says so only after building. Raises StackError."""
+    for name, service in config["services"].items():
+        for volume in service.get("volumes", []):
+            if volume["type"] == "bind" and not Path(volume["source"]).exists():
+                raise StackError(f"no {volume['source']}: {name} has it mounted as {volume['target']}")
+
+
+def check_port(words: list[str], config: dict[str, Any]) -> None:
+    """Whether the gateway's port is free, or its own. Raises StackError."""
+    (port,) = config["services"]["gateway"]["ports"]
+    try:
+        with socket.create_server((port["host_ip"], int(port["published"]))):
+            return
+    except OSError as error:
+        if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL} or is_running(words, "gateway"):
+            return  # the engine may bind what we may not
+        raise StackError(
+            f"{port['host_ip']}:{port['published']} cannot be listened on ({os.strerror(error.errno)}): "
+            "choose another with TRIPLEX_ADDRESS=HOST:PORT"
+        ) from error
+
+
+def is_running(words: list[str], service: str) -> bool:
+    done = subprocess.run([*words, "ps", "-q", service], capture_output=True, timeout=60, check=False)
+    return bool(done.stdout.strip())
+
+
+def check_keys(file: Path) -> None:
+    """Whether there is a key; in the usual file one is made. Raises StackError."""
+    if file.is_dir():
         # What Docker makes of a file that it is to mount and cannot find.
-        raise StackError(f"{KEYS} is a folder: remove it, then a key is made")
-    if KEYS.exists():
-        return
+        raise StackError(f"{file} is a folder: remove it, then a key is made")
+    if file.resolve() == KEYS.resolve() and not file.exists():
+        make_key()
+    elif not file.exists():
+        raise StackError(f"no file {file}: TRIPLEX_API_KEYS_FILE names the file with API keys")
+    elif not file.read_text().strip():
+        raise StackError(f"{file} holds no key: remove it, or put one in")
+
+
+def make_key() -> None:
+    """Show a new key once, and keep its hash."""
     key = f"sk-{secrets.token_urlsafe(32)}"
     KEYS.parent.mkdir(exist_ok=True)
     KEYS.write_text(f"sha256:{hashlib.sha256(key.encode()).hexdigest()}\n")

@@ -28,6 +28,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for waiting and its like: import mode "importlib" adds no folder
 # Tests that share a running server or a stack of services go to one process; others, file by file.
 GROUPS = {
+    "containers/test_1_service.py": "containers",
+    "containers/test_2_restarts.py": "containers",
+    "containers/test_4_health.py": "containers",
     "e2e/test_clients.py": "stack",
     "e2e/test_openai_client.py": "stack",
     "e2e/test_gateway_stack.py": "stack",

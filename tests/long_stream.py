@@ -1,6 +1,8 @@
 """A long greedy stream that tests disturb, read in a thread of its own."""
 
 import threading
+import time
+from itertools import pairwise
 
 import openai
 
@@ -12,6 +14,7 @@ class LongStream(threading.Thread):
         super().__init__(daemon=True)
         self._client, self._prompt, self._max_tokens = client, prompt, max_tokens
         self.tokens: list[tuple[str, float]] = []
+        self._came_s = [time.monotonic()]
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.start()
@@ -30,10 +33,16 @@ class LongStream(threading.Thread):
             for chunk in stream:
                 for choice in chunk.choices:
                     if choice.logprobs and choice.logprobs.content:
+                        self._came_s.append(time.monotonic())
                         self.tokens += [(t.token, t.logprob) for t in choice.logprobs.content]
                     self.finish_reason = choice.finish_reason or self.finish_reason
         except Exception as error:
             self.error = error
+
+    @property
+    def longest_pause_s(self) -> float:
+        """The longest time without a token, the first token's included."""
+        return max((after - before for before, after in pairwise(self._came_s)), default=0.0)
 
     def finished(self, deadline_s: float) -> list[tuple[str, float]]:
         """All tokens; fails unless the stream ended at its limit."""

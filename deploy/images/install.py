@@ -10,6 +10,7 @@ leaves the layer with the dependencies, which is the large one, as it was. "PROJ
 Wheels in /wheels are found beside those of the index.
 """
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,8 @@ PIP = (str(BUILD / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-
 # Not compiled here: importing the service compiles what it uses of the thousands of modules.
 OPTIONS = ("--progress-bar", "off", "--find-links", "/wheels")
 INSTALL = ("--python", str(TARGET / "bin/python"), "install", *OPTIONS, "--no-compile", "--no-cache-dir")
+# 690 MB that xgrammar asks for and imports for GPUs only.
+UNUSED = {"triton"}
 
 
 def main() -> None:
@@ -45,7 +48,11 @@ def wheels(*folders: str) -> None:
 def dependencies(lock: str, *asked: str) -> None:
     """Make the environment and install what projects ask for, in the versions of `lock`."""
     run(sys.executable, "-m", "venv", "--without-pip", str(TARGET))
-    run(*PIP, *INSTALL, "-c", lock, *(line for project in asked for line in requirements(project)))
+    wanted = [line for project in asked for line in requirements(project)]
+    resolve = (*PIP, *INSTALL, "--dry-run", "--report", "-", "-c", lock, *wanted)
+    found = json.loads(subprocess.run(resolve, check=True, stdout=subprocess.PIPE).stdout)["install"]
+    chosen = {each["metadata"]["name"]: each["metadata"]["version"] for each in found}
+    run(*PIP, *INSTALL, "--no-deps", *(f"{n}=={v}" for n, v in chosen.items() if n not in UNUSED))
 
 
 def projects() -> None:

@@ -1,8 +1,11 @@
 """Mistakes of a first installation give one clear line; the GPU file is as strict as the one that runs."""
 
 import json
+import os
 import re
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,74 @@ def test_a_mistake_is_told_in_one_line(image, options, said):
     # The daemon logs its settings first; nobody prints a stack.
     assert len(lines) <= 3, lines
     assert not any("Traceback" in line for line in lines)
+
+
+def test_an_empty_file_of_keys_is_told_in_one_line(tmp_path):
+    keys = tmp_path / "api_keys"
+    keys.touch(0o644)
+    status, lines = run_image(
+        "ple-gateway",
+        *("--volume", f"{keys}:/run/secrets/api_keys:ro"),
+        *("--env", "PLE_GATEWAY_API_KEYS_FILE=/run/secrets/api_keys"),
+    )
+    assert status != 0
+    assert "API keys are set but hold no key" in lines[-1]
+
+
+def make_up(*options: str, **values: str) -> list[str]:
+    """What `make up` says when it refuses to start; it builds and starts nothing before."""
+    done = subprocess.run(
+        [sys.executable, str(DEPLOY / "stack.py"), "up", *options],
+        env=os.environ | values,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("triplex: ")
+    return done.stderr.splitlines()
+
+
+def test_make_up_says_that_a_port_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        (line,) = make_up("--cpu", TRIPLEX_ADDRESS=address)
+    assert line == (
+        f"triplex: {address} cannot be listened on (Address already in use): "
+        "choose another with TRIPLEX_ADDRESS=HOST:PORT"
+    )
+
+
+def test_make_up_says_that_keys_are_missing(tmp_path, free_address):
+    keys = tmp_path / "api_keys"
+    values = {"TRIPLEX_ADDRESS": free_address, "TRIPLEX_API_KEYS_FILE": str(keys)}
+    (line,) = make_up("--cpu", **values)
+    assert line == f"triplex: no file {keys}: TRIPLEX_API_KEYS_FILE names the file with API keys"
+    keys.write_text("\n")
+    (line,) = make_up("--cpu", **values)
+    assert line == f"triplex: {keys} holds no key: remove it, or put one in"
+
+
+def test_make_up_says_what_a_gpu_needs(tmp_path):
+    """One thing after the other: a value, a folder, NVIDIA's runtime, which this engine does not have."""
+    (line,) = make_up("--gpu")
+    assert re.search(r"required variable TRIPLEX_[A-Z]+ is missing a value: (name|bound) ", line)
+    values = {
+        "TRIPLEX_TABLE": str(tmp_path / "table"),
+        "TRIPLEX_MODEL": str(tmp_path),
+        "TRIPLEX_PROFILE": "triple-24gb",
+        "TRIPLEX_INFERENCE_MEMORY": "24g",
+    }
+    (line,) = make_up("--gpu", **values)
+    assert line == f"triplex: no {tmp_path}/table: daemon has it mounted as /table"
+    (line,) = make_up("--gpu", **values | {"TRIPLEX_TABLE": str(tmp_path)})
+    assert line.startswith("triplex: the container engine has no nvidia runtime: install nvidia-container-")
+
+
+@pytest.fixture
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def read_compose(name: str, *options: str) -> dict:

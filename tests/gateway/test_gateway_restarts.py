@@ -204,6 +204,23 @@ def test_daemon_is_asked_where_its_address_is_known(start_gateway, engine, morta
     assert gateway.request("GET", "/readyz").json["reasons"] == ["table: slow_drive"]
 
 
+@pytest.mark.parametrize("word", ["starting", "stopping"])
+def test_what_daemon_and_engine_say_of_themselves_is_shown(start_gateway, engine, mortal, word):
+    gateway = start_gateway(daemon_url=mortal.url)
+    gateway.wait_ready()
+    mortal.probe = answer(503, {"state": word, "reasons": ["advice is posix_fadvise"]})
+
+    def shown() -> dict:
+        return gateway.request("GET", "/readyz").json
+
+    wait_for(lambda: shown()["dependencies"]["table"] == word, "the daemon's word")
+    assert shown()["reasons"] == [f"table: {word}", "table: advice is posix_fadvise"]
+    engine.health_status, engine.ready_body = 503, {"state": word, "reasons": ["draining"]}
+    wait_for(lambda: "engine: draining" in shown()["reasons"], "the engine's reason")
+    assert shown()["dependencies"]["engine"] == {"starting": "loading", "stopping": "stopping"}[word]
+    assert gateway.request("GET", "/readyz").status == 503
+
+
 def test_g55_requests_without_progress_are_a_stall(start_gateway, engine):
     gateway = start_gateway(stall_timeout_s=0.5, max_in_flight=1, commit_delay_s=0.1)
     gateway.wait_ready()
@@ -294,7 +311,7 @@ def test_metrics_name_the_states_and_no_more(start_gateway, engine):
     gateway.wait_ready()
     page = gateway.request("GET", "/metrics").body.decode()
     states = [line for line in page.splitlines() if line.startswith("ple_gateway_engine_state{")]
-    assert len(states) == 7
+    assert len(states) == 8
     assert 'ple_gateway_engine_state{state="ready"} 1.0' in states
     assert "secret" not in page
     assert json.dumps(CAPACITY["num_blocks"] - 2) in page.replace(".0", "")

@@ -1,6 +1,7 @@
 """The client of the engine, against servers that speak every kind of HTTP, and none."""
 
 import asyncio
+import gc
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import trustme
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -231,6 +233,59 @@ def test_g56_connecting_has_a_time_limit():
 
         with pytest.raises(ConnectError, match="took too long"):
             asyncio.run(main())
+
+
+def test_a_name_that_is_found_too_late_leaves_no_error_behind():
+    """Names of containers resolve late at a cold start; uvloop's own lookup would log that it failed."""
+    unretrieved = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
+        upstream = Upstream("http://engine.invalid", {}, connect_timeout_s=0, idle_s=1)
+        for _ in range(5):
+            with pytest.raises(ConnectError, match="took too long"):
+                await upstream.get("/", 5, 10)
+        # Lookups are answered in turn: after this one, the others have ended too.
+        with pytest.raises(socket.gaierror):
+            await asyncio.get_running_loop().getaddrinfo("other.invalid", 80)
+        gc.collect()
+
+    uvloop.run(main())
+    assert unretrieved == []
+
+
+def test_a_name_that_nobody_knows_is_told_apart():
+    async def main():
+        await Upstream("http://engine.invalid", {}, connect_timeout_s=60, idle_s=1).get("/", 60, 10)
+
+    with pytest.raises(ConnectError, match="gaierror"):
+        uvloop.run(main())
+
+
+def test_every_address_of_a_name_is_tried(monkeypatch):
+    """`localhost` may be ::1 first, where this server does not listen."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        listening = await asyncio.start_server(Server([LENGTH]), "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        addresses = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")
+        ]
+
+        async def two_addresses(host, port, **_):
+            return addresses
+
+        # There is no name with two addresses on every machine.
+        monkeypatch.setattr(loop, "getaddrinfo", two_addresses)
+        upstream = Upstream(f"http://engine.invalid:{port}", {}, connect_timeout_s=3, idle_s=9)
+        try:
+            return await get(upstream)
+        finally:
+            await upstream.aclose()
+            listening.close()
+
+    assert asyncio.run(main()) == Reply(200, b"hello world")
 
 
 def test_large_bodies_pass_both_ways_in_little_memory():

@@ -16,7 +16,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "inference_vllm"))
 
 import released_layout
 
-NAMES = {torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3", torch.int64: "I64"}
+NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
 
 
 def specs(**options: object) -> Iterator[Spec]:
@@ -24,16 +30,23 @@ def specs(**options: object) -> Iterator[Spec]:
     return (spec for file in files(SyntheticOptions(**(released | options))) for spec in file)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("quant", ["none", "fp8"])
-def test_with_all_layers_it_is_the_released_layout_to_the_byte(quant: str) -> None:
-    fp8 = quant == "fp8"
-    found = list(specs(quant=quant))
-    assert sum(spec.size_bytes for spec in found) == (
-        released_layout.FP8_BYTES if fp8 else released_layout.BF16_BYTES
-    )
+@pytest.mark.parametrize(
+    ("quant", "form", "layers", "size_bytes", "count"),
+    [
+        ("none", "bf16", 48, released_layout.BF16_BYTES, 1_658),
+        ("fp8", "fp8", 48, released_layout.FP8_BYTES, 152_089),
+        ("int4-mixed", "int4-mixed", 4, None, None),
+    ],
+)
+def test_it_is_the_released_layout_to_the_byte(
+    quant: str, form: str, layers: int, size_bytes: int | None, count: int | None
+) -> None:
+    found = list(specs(quant=quant, layers=layers))
     written = {spec.name: (NAMES[spec.dtype], list(spec.shape)) for spec in found}
-    assert written == released_layout.tensors(fp8=fp8)
-    assert len(written) == len(found) == (152_089 if fp8 else 1_658)
+    assert len(written) == len(found)
+    assert written == released_layout.tensors(form, layers)
+    if layers == 48:
+        assert (sum(spec.size_bytes for spec in found), len(found)) == (size_bytes, count)
 
 
 def test_int4_experts_take_58_gib_and_words_are_dense() -> None:

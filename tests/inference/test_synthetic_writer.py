@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from waiting import wait_for
 
 from ple_daemon.checkpoint import read_checkpoint
 from ple_inference.synthetic.layout import Spec, files
@@ -94,8 +92,8 @@ def test_same_options_give_same_bytes_and_other_seeds_others(tmp_path: Path) -> 
     assert all(a[name] != c[name] for name in a)
 
 
-MEASURE = """
-import os, resource, sys
+WRITES_TWICE = """
+import os, resource, signal, sys
 os.sched_getaffinity = lambda _: {0, 1}  # two threads on any machine
 from pathlib import Path
 from ple_inference.synthetic.layout import files
@@ -104,33 +102,36 @@ from ple_inference.synthetic.writer import size_bytes, write_checkpoint
 options = SyntheticOptions("int4-mixed", "tiny", 4, 4, 50_000, "real")
 grouped = files(options)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-write_checkpoint(Path(sys.argv[1]), options, grouped, force=False, progress=lambda _: None)
-print(size_bytes(grouped) >> 10, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+write_checkpoint(Path(sys.argv[1], "whole"), options, grouped, force=False, progress=lambda _: None)
+print(size_bytes(grouped) >> 10, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, flush=True)
+left = size_bytes(grouped) // 2
+def stop_halfway(written):
+    global left
+    left -= written
+    if left < 0:
+        print("halfway", flush=True)
+        signal.pause()
+write_checkpoint(Path(sys.argv[1], "killed"), options, grouped, force=False, progress=stop_halfway)
 """
 
 
-def test_memory_does_not_grow_with_what_is_written(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path / "out")], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    written_kib, grown_kib = map(int, done.stdout.split())
-    assert written_kib > 300 << 10
-    assert grown_kib < 240 << 10
-    assert is_complete(tmp_path / "out", SyntheticOptions("int4-mixed", "tiny", 4, 4, 50_000, "real"))
-
-
-def test_what_is_killed_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    options = ["--quant", "fp8", "--vocab", "tiny", "--table-rows-base", "400000"]
-    with subprocess.Popen([*COMMAND, str(out), *options], stderr=subprocess.DEVNULL) as process:
+def test_memory_does_not_grow_and_what_is_killed_does_not_look_finished(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITES_TWICE, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            wait_for(lambda: len(list(tmp_path.glob(".out-*/*.safetensors"))) > 6, "half a checkpoint", 90)
+            assert process.stdout is not None
+            written_kib, grown_kib = map(int, process.stdout.readline().split())
+            assert process.stdout.readline() == "halfway\n"
         finally:
             process.kill()
-    assert process.returncode == -signal.SIGKILL
-    assert not out.exists()
-    assert not {"config.json", "triplex-tiny.json"} & {path.name for path in tmp_path.rglob("*")}
+    assert written_kib > 300 << 10
+    assert grown_kib < 240 << 10
+    assert is_complete(tmp_path / "whole", SyntheticOptions("int4-mixed", "tiny", 4, 4, 50_000, "real"))
+    (unfinished,) = (path for path in tmp_path.iterdir() if path.name != "whole")
+    assert unfinished.name.startswith(".killed-")
+    names = {path.name for path in unfinished.iterdir()}
+    assert any(name.endswith(".safetensors") for name in names)
+    assert not names & {"config.json", "model.safetensors.index.json", "triplex-tiny.json"}
 
 
 def test_an_interrupt_leaves_nothing_at_all(tmp_path: Path) -> None:

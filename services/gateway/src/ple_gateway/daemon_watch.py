@@ -14,6 +14,8 @@ _SILENT_LOOKS = 3  # a daemon whose drive is busy may miss one
 _IDLE_S = 4.0
 _FIGURES_EVERY_S = 2.0
 _MAX_PAGE_BYTES = 2**20
+# It answers no lookups, and says so, or says nothing.
+AWAY = frozenset({"down", "starting", "stopping"})
 
 
 class DaemonWatch:
@@ -54,12 +56,16 @@ class DaemonWatch:
             self._set("down", ["its /readyz is not a daemon's"])
             return
         self._silent_looks = 0
-        self._set(*reported) if ready.status == 200 else self._set("down", reported[1] or [reported[0]])
+        if ready.status == 200:
+            self._set(*reported)
+        else:
+            said, reasons = reported
+            self._set(said if said in AWAY else "down", [said, *reasons])
         await self._read_figures(self._upstream)
 
     def _note_silence(self, exc: UpstreamError) -> None:
         self._silent_looks += 1
-        well = self.state not in {"unknown", "down"}
+        well = self.state not in {"unknown", *AWAY}
         if not well or self._silent_looks >= _SILENT_LOOKS or not isinstance(exc, AnswerTimeoutError):
             self._set("down", [f"cannot be reached ({exc})"])
 

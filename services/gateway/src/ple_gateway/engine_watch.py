@@ -35,6 +35,7 @@ class EngineState(StrEnum):
     READY = "ready"
     DEGRADED = "degraded"
     STALLED = "stalled"
+    STOPPING = "stopping"
 
     @property
     def serves(self) -> bool:
@@ -98,9 +99,9 @@ class EngineWatch:
             self._note_silence(exc)
             return
         self._silent_looks = 0
-        reasons = _reasons(health)
+        said, reasons = _report(health)
         if health.status != 200:
-            self._set(_unwell(reasons), reasons or [f"/health answers {health.status}"])
+            self._set(_unwell(said, reasons), reasons or [f"/health answers {health.status}"])
             return
         await self._read_capacity()
         if await self._is_stalled(reasons):
@@ -195,17 +196,22 @@ async def keep_looking(look: Callable[[], Awaitable[None]], pause: Callable[[], 
         await pause()
 
 
-def _unwell(reasons: list[str]) -> EngineState:
+def _unwell(said: str, reasons: list[str]) -> EngineState:
     if any(reason.startswith(_STALLED) for reason in reasons):
         return EngineState.STALLED
+    if said == EngineState.STOPPING:
+        return EngineState.STOPPING
     return EngineState.DOWN if _DEAD in reasons else EngineState.LOADING
 
 
-def _reasons(health: Reply) -> list[str]:
-    """Read the reasons our inference gives with its health; other engines have none."""
+def _report(health: Reply) -> tuple[str, list[str]]:
+    """Read the state and the reasons that our inference gives with its health; other engines have none."""
     try:
         body = msgspec.json.decode(health.body)
     except (msgspec.DecodeError, RecursionError):
-        return []
-    reasons = body.get("reasons") if isinstance(body, dict) else None
-    return [str(reason)[:200] for reason in reasons[:10]] if isinstance(reasons, list) else []
+        return "", []
+    if not isinstance(body, dict):
+        return "", []
+    reasons = body.get("reasons")
+    shown = [str(reason)[:200] for reason in reasons[:10]] if isinstance(reasons, list) else []
+    return str(body.get("state", "")), shown

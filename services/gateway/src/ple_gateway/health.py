@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ple_gateway.daemon_watch import DaemonWatch
+from ple_gateway.daemon_watch import AWAY, DaemonWatch
 from ple_gateway.engine import Engine
 from ple_gateway.engine_watch import EngineState, EngineWatch, keep_looking
 from ple_gateway.errors import RESTART_RETRY_AFTER_S
@@ -70,7 +70,7 @@ class Health:
     def table(self) -> str:
         """The daemon's state: its own word where it is asked, else what the engine reports of it."""
         if self.engine.waiting_for_table:
-            return "down"
+            return self.daemon.state if self.daemon.state in AWAY else "down"
         if self.daemon.is_asked:
             return self.daemon.state
         return "ready" if self.engine.state.serves else "unknown"
@@ -83,7 +83,7 @@ class Health:
 
     def _judge(self) -> None:
         """Take in what was seen: the gate, the metrics, the state."""
-        if self.table != "down":
+        if self.table not in AWAY:
             self._table_lost_s = None
         elif self._table_lost_s is None:
             self._table_lost_s = time.monotonic()
@@ -97,7 +97,7 @@ class Health:
 
     def _move_gate(self) -> None:
         state = self.engine.state
-        if state.serves and self.table != "down":
+        if state.serves and self.table not in AWAY:
             self._gate.open()
         elif state is EngineState.STALLED:
             self._gate.close("The engine makes no progress.", _STALL_RETRY_AFTER_S, hold=False)

@@ -4,6 +4,7 @@ General clients take several times its processor time for a request (docs/gatewa
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -276,17 +277,34 @@ class Upstream:
         return None
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    Connection, self._host, self._port, ssl=self._tls
-                )
+                return await self._connect_to_any()
         except TimeoutError as exc:
             raise ConnectError("connecting took too long") from exc
         except OSError as exc:
             raise ConnectError(type(exc).__name__) from exc
-        return connection
+
+    async def _connect_to_any(self) -> Connection:
+        """Try the addresses of the server in turn; raises the last one's OSError.
+
+        The name is resolved apart: a lookup within uvloop's create_connection outlives a time limit, and its
+        error is then logged as one that nobody took.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        server_name = self._host if self._tls else None
+        failed: OSError | None = None
+        for *_, address in found:
+            try:
+                _, connection = await loop.create_connection(
+                    Connection, str(address[0]), self._port, ssl=self._tls, server_hostname=server_name
+                )
+            except OSError as exc:
+                failed = exc
+            else:
+                return connection
+        raise failed or OSError(f"{self._host} has no address")
 
 
 def _now_s() -> float:
