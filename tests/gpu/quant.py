@@ -57,12 +57,13 @@ class QuantParts:
             return quant_report.failure("checkpoint", written)
         off = ("quantized_embeddings", "hyper_connections", "qsa_projection")
         cases = {
-            **{f"{name} off": (small, name) for name in off},
-            "checkpoint_schemes off, other words": (listed, "checkpoint_schemes"),
-            "other words": (listed, ""),
-            "a scale missing": (faulty, ""),
-            "a scale missing, complete_load off": (faulty, "complete_load"),
-            "whole": (small, ""),
+            **{f"{name} off": (small, [name]) for name in off},
+            "checkpoint_schemes off, other words": (listed, ["checkpoint_schemes"]),
+            "other words": (listed, []),
+            "a scale missing": (faulty, []),
+            "a scale missing, schemes from config.json": (faulty, ["checkpoint_schemes"]),
+            "a scale missing, nothing looks": (faulty, ["checkpoint_schemes", "complete_load"]),
+            "whole": (small, []),
         }
         with ThreadPoolExecutor(4) as some:
             started = {label: some.submit(self._small, label, *case) for label, case in cases.items()}
@@ -130,12 +131,12 @@ class QuantParts:
         gpus = ",".join(str(number) for number in range(pp))
         return self._start(f"quant_{model.name}_pp{pp}", settings, 330, gpus)
 
-    def _small(self, label: str, model: Path, off: str) -> Found:
+    def _small(self, label: str, model: Path, off: list[str]) -> Found:
         """A start that shares its GPU with others; without findings it has the line that it ended with."""
         name = "quant_off_" + re.sub(r"\W+", "_", label)
         settings = {
             "scenario": "quant_answers", "model": str(model), "pp": 1, "lengths": LENGTHS[:3],
-            "arguments": _SHARED, "disable": [off] if off else [],
+            "arguments": _SHARED, "disable": off,
         }  # fmt: skip
         found = self._start(name, settings, 240, "0")
         return found if "error" not in found else found | {"ended": cause(self._out / f"{name}.log")}

@@ -219,7 +219,10 @@ def main() -> None:
             path.name: outcome(path, "checkpoint_schemes") for path in sorted(root.glob("lacks-*"))
         },
         "lacks": {path.name: outcome(path) for path in sorted(root.glob("lacks-*"))},
-        "lacks, off": {path.name: outcome(path, "complete_load") for path in sorted(root.glob("lacks-*"))},
+        "lacks, off": {
+            path.name: outcome(path, "complete_load", "checkpoint_schemes")
+            for path in sorted(root.glob("lacks-*"))
+        },
         "residual": residual(root / "int4"),
         "mixed": refused(root / "mixed"),
     }

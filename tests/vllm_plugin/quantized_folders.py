@@ -24,6 +24,7 @@ LACKS = {
     "lacks-shard": ".layers.3.self_attn.k_proj.weight_packed",
     "lacks-shard-scale": ".layers.3.self_attn.k_proj.weight_scale",
     "lacks-expert-scale": ".layers.2.mlp.experts.5.up_proj.weight_scale",
+    "lacks-last-expert": ".layers.0.mlp.experts.5.",
     "lacks-expert": ".layers.1.mlp.experts.4.down_proj.weight_packed",
     "lacks-head-scale": "lm_head.weight_scale",
     "lacks-norm": ".layers.2.linear_attn.norm.weight",
@@ -38,10 +39,8 @@ def make_all(root: Path) -> None:
     for name, (quant, images) in whole.items():
         options = SyntheticOptions(quant, "tiny", 4, 6, 100, "tiny", images)
         write_checkpoint(root / name, options, files(options), force=True, progress=lambda _: None)
-    for name, suffix in LACKS.items():
-        _changed(
-            root / ("fp8" if "fp8" in name else "int4"), root / name, lambda at, end=suffix: at.endswith(end)
-        )
+    for name, part in LACKS.items():
+        _changed(root / ("fp8" if "fp8" in name else "int4"), root / name, lambda at, part=part: part in at)
     _changed(root / "int4", root / "mixed", lambda name: False, _wider)
     _changed(root / "int4-images", root / "listed", lambda name: False)
     _reworded(root / "listed", lambda words: listed(words, root / "listed"))

@@ -135,8 +135,14 @@ def test_without_an_override(cases, off, ending) -> None:
             "the checkpoint has lm_head.weight_packed and no .weight_scale of it",
         ),
         ("lacks-fp8-scale", "model.layers.0.mlp.experts.3.gate_proj.weight and no .weight_scale_inv of it"),
-        ("lacks-expert-scale", "not in the checkpoint: model.layers.2.mlp.experts.5.up_proj.weight_scale"),
-        ("lacks-expert", "not in the checkpoint: model.layers.1.mlp.experts.4.down_proj.weight_packed"),
+        ("lacks-packed", "linear_attn.out_proj.weight_scale and no .weight_packed of it"),
+        ("lacks-shard", "self_attn.k_proj.weight_scale and no .weight_packed of it"),
+        (
+            "lacks-expert-scale",
+            "model.layers.2.mlp.experts.5.up_proj.weight_packed and no .weight_scale of it",
+        ),
+        ("lacks-expert", "model.layers.1.mlp.experts.4.down_proj.weight_scale and no .weight_packed of it"),
+        ("lacks-last-expert", "not in the checkpoint: model.layers.0.mlp.experts.5."),
         ("lacks-norm", "not loaded in full: model.layers.2.linear_attn.norm.weight"),
         ("lacks-plain-shard", "not loaded in full: model.layers.2.linear_attn.in_proj_ba.weight"),
     ],
@@ -144,17 +150,28 @@ def test_without_an_override(cases, off, ending) -> None:
 def test_a_missing_scale_or_weight_ends_the_start_with_one_line(cases, fault, words) -> None:
     assert cases["lacks"][fault].startswith("OverrideError: triplex: ")
     assert words in cases["lacks"][fault]
-    # Without the schemes from the tensors, the check after loading finds it as well.
-    assert cases["lacks, unread"][fault] != "loaded"
 
 
-@pytest.mark.parametrize("fault", ["lacks-packed", "lacks-shard"])
-def test_a_scale_without_its_packed_weight_has_no_place(cases, fault) -> None:
-    assert cases["lacks"][fault].startswith(ABSENT)
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("lacks-linear-scale", "not loaded in full: model.layers.0.linear_attn.out_proj.weight_scale"),
+        ("lacks-shard-scale", "not loaded in full: model.layers.3.self_attn.qkv_proj.weight_scale"),
+        ("lacks-head-scale", "not loaded in full: lm_head.weight_scale"),
+        ("lacks-fp8-scale", "not in the checkpoint: model.layers.0.mlp.experts.3.gate_proj.weight_scale_inv"),
+        ("lacks-expert-scale", "not in the checkpoint: model.layers.2.mlp.experts.5.up_proj.weight_scale"),
+        ("lacks-expert", "not in the checkpoint: model.layers.1.mlp.experts.4.down_proj.weight_packed"),
+    ],
+)
+def test_the_check_after_the_load_finds_it_as_well(cases, fault, words) -> None:
+    assert cases["lacks, unread"][fault].startswith("OverrideError: triplex: complete_load: weights ")
+    assert words in cases["lacks, unread"][fault]
 
 
-@pytest.mark.parametrize("fault", ["lacks-expert-scale", "lacks-expert", "lacks-norm", "lacks-plain-shard"])
-def test_without_the_check_vllm_loads_what_is_missing(cases, fault) -> None:
+@pytest.mark.parametrize(
+    "fault", ["lacks-expert-scale", "lacks-expert", "lacks-norm", "lacks-plain-shard", "lacks-fp8-scale"]
+)
+def test_without_both_vllm_loads_what_is_missing(cases, fault) -> None:
     assert cases["lacks, off"][fault] == "loaded"
 
 

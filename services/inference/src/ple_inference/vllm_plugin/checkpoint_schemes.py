@@ -8,7 +8,7 @@ listed name, regex or class, and in which of the two architectures' names, then 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,9 @@ def settle(vllm_config: Any) -> None:
     mapped = _names_in_vllm(model_config)
     if quant_config.get_name() == "fp8":
         quant_config.ignored_layers = [mapped(module) for module in plain_modules(tensors)]
-    elif schemes := packed_schemes(tensors):
+        return
+    refuse_parts(tensors)
+    if schemes := packed_schemes(tensors):
         refuse_mixed(schemes, tensors)
         refuse_without_humming(schemes, has_humming)
         quant_config.target_scheme_map = {
@@ -105,6 +107,17 @@ def plain_modules(tensors: Tensors) -> list[str]:
     return plain
 
 
+def refuse_parts(tensors: Iterable[str]) -> None:
+    """One line for packed weights without scale or shape, or the other way round; for every expert."""
+    names = {name for name in tensors if _TABLE not in name}
+    kinds = (PACKED, SCALE, SHAPE)
+    for kind in kinds:
+        for module in (name.removesuffix(kind) for name in names if name.endswith(kind)):
+            for other in kinds:
+                if module + other not in names:
+                    raise _lacks(module + kind, other)
+
+
 def refuse_mixed(schemes: Mapping[str, Scheme], tensors: Container[str]) -> None:
     """One line for weights that must be stored alike and are not."""
     for module, scheme in schemes.items():
@@ -137,9 +150,6 @@ def _siblings(module: str) -> Iterator[str]:
 
 
 def _scheme(module: str, tensors: Tensors) -> Scheme:
-    for suffix in (SCALE, SHAPE):
-        if module + suffix not in tensors:
-            raise _lacks(module + PACKED, suffix)
     for suffix in (".weight_zero_point", ".weight_g_idx"):
         if module + suffix in tensors:
             raise OverrideError(

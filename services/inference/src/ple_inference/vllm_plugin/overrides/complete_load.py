@@ -10,7 +10,9 @@ OVERRIDE = Override(
     why="vLLM checks what was loaded only without quantization, and makes the scales of experts as "
     "ones: a scale that is missing or not found gives fluent text of another model. Parameters "
     "are NaN before loading here, and names are counted.",
-    without_it="A checkpoint that lacks a scale starts and answers wrongly, without a word.",
+    without_it="What is missing is as memory was, and the scale of an expert is one: the model starts and "
+    "answers wrongly, without a word. Packed weights without a scale are found by "
+    "checkpoint_schemes before that.",
     remove_when="vLLM tracks loaded parameters, and each of their parts, for quantized checkpoints.",
     install=f"{_MODULE}:install",
     is_live=f"{_MODULE}:is_live",
