@@ -5,6 +5,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from crowd import LONG_TOKENS, SHORT_TOKENS
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -30,7 +32,8 @@ def as_table(rows: list[Row]) -> str:
 
 
 def write_doc(path: Path, rows: list[Row]) -> None:
-    path.write_text(_DOC.format(commit=_commit(), cpus=os.cpu_count(), table=as_table(rows)))
+    sizes = {"long": LONG_TOKENS, "short": SHORT_TOKENS}
+    path.write_text(_DOC.format(commit=_commit(), cpus=os.cpu_count(), table=as_table(rows), **sizes))
 
 
 def _commit() -> str:
@@ -46,7 +49,7 @@ _DOC = """\
 
 Written by `make restarts-doc` of commit {commit}: `deploy/compose.cpu.yaml`, the tiny model, {cpus} CPUs.
 
-In each case two long streams of 100 tokens are decoding, four others of 30 tokens run or wait in the
+In each case two long streams of {long} tokens are decoding, four others of {short} tokens run or wait in the
 gateway's queue, and then it happens. "Whole" streams have, token by token and with the same
 log-probabilities, what an undisturbed run has; what comes before an error does as well. The pause is
 the longest that a long stream went without a token. The last column counts from the first command, or
