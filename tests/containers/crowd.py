@@ -24,7 +24,7 @@ class Crowd:
         self.long = [LongStream(client, prompt, LONG_TOKENS) for prompt in LONG]
         wait_for(lambda: all(stream.tokens or stream.error for stream in self.long), "first tokens")
         self.short = [LongStream(client, prompt, SHORT_TOKENS) for prompt in SHORT]
-        wait_for(lambda: self._is_under_way(deployment), "two decoding requests and a queue")
+        wait_for(lambda: self._is_under_way(deployment), "two decoding requests and a queue", poll_s=0.1)
 
     def _is_under_way(self, deployment: Deployment) -> bool:
         assert [stream.error for stream in self.streams] == [None] * len(self.streams)
