@@ -32,8 +32,8 @@ def as_table(rows: list[Row]) -> str:
 
 
 def write_doc(path: Path, rows: list[Row]) -> None:
-    sizes = {"long": LONG_TOKENS, "short": SHORT_TOKENS}
-    path.write_text(_DOC.format(commit=_commit(), cpus=os.cpu_count(), table=as_table(rows), **sizes))
+    values = {"long": LONG_TOKENS, "short": SHORT_TOKENS, "cpus": os.cpu_count(), "load": os.getloadavg()[1]}
+    path.write_text(_DOC.format(commit=_commit(), table=as_table(rows), **values))
 
 
 def _commit() -> str:
@@ -47,7 +47,8 @@ def _commit() -> str:
 _DOC = """\
 # Restarts
 
-Written by `make restarts-doc` of commit {commit}: `deploy/compose.cpu.yaml`, the tiny model, {cpus} CPUs.
+Written by the restart matrix (`make restarts-doc`) at commit {commit}: `deploy/compose.cpu.yaml`, the tiny
+model, {cpus} CPUs under a load average of {load:.1f}, this deployment's own share included.
 
 In each case two long streams of {long} tokens are decoding, four others of {short} tokens run or wait in the
 gateway's queue, and then it happens. "Whole" streams have, token by token and with the same
