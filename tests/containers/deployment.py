@@ -64,7 +64,7 @@ class Deployment:
     def start(self) -> None:
         """A cold start: models are made and kernels compiled. What was said of health meanwhile is kept."""
         self.compose("up", "-d", "--no-build")
-        wait_for(self._serves_at_last, "three services that serve", 280, 0.1)
+        wait_for(self._serves_at_last, "three services that serve", 280, 0.2)
 
     def _serves_at_last(self) -> bool:
         for service in PORTS:
@@ -152,7 +152,7 @@ class Deployment:
         return all(self.readyz(service).get("serves") for service in ("daemon", "inference"))
 
     def wait_serving(self, deadline_s: float = 200) -> None:
-        wait_for(lambda: self.all_serve, "three services that serve", deadline_s, 0.1)
+        wait_for(lambda: self.all_serve, "three services that serve", deadline_s, 0.2)
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=200)

@@ -21,7 +21,7 @@ PROBE_TOKENS = 16
 
 def stop_and_start(deployment: Deployment) -> None:
     deployment.compose("stop", "daemon")
-    wait_for(lambda: _waits_for_table(deployment), "inference that says what it waits for")
+    wait_for(lambda: _waits_for_table(deployment), "inference that says what it waits for", poll_s=0.1)
     health = deployment.health_outside()
     assert health["dependencies"]["table"] == "down", health
     assert health["serves"], "requests are held, not refused"
@@ -40,7 +40,7 @@ def suspend_daemon(deployment: Deployment) -> None:
     os.kill(pid, signal.SIGSTOP)
     until_s = time.monotonic() + STOPPED_S
     try:
-        wait_for(lambda: _waits_for_table(deployment), "inference that says what it waits for")
+        wait_for(lambda: _waits_for_table(deployment), "inference that says what it waits for", poll_s=0.1)
         wait_for(lambda: time.monotonic() > until_s, "end of the stop", 2 * STOPPED_S, 0.2)
     finally:
         os.kill(pid, signal.SIGCONT)
