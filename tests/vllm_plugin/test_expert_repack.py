@@ -21,7 +21,7 @@ EXPERTS, HIDDEN, WIDTH, GROUP, FACTOR = 3, 256, 128, 128, 8
 def compiled_repack(
     weight: torch.Tensor, columns: int, rows: int, bits: int, eight_bit: bool
 ) -> torch.Tensor:
-    """In place of CUDA's: values anywhere else, each one's place by shape, [columns / 16, rows * bits / 2]."""
+    """In place of CUDA's: all values elsewhere, each at a place by shape, [columns / 16, rows * bits / 2]."""
     assert weight.shape == (columns * bits // 32, rows)
     assert weight.is_contiguous()
     order = torch.randperm(weight.numel(), generator=torch.Generator().manual_seed(columns))
