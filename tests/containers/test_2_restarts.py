@@ -17,6 +17,7 @@ from waiting import wait_for
 NO_PTRACE = Path(__file__).with_name("no-ptrace.yaml")
 STOPPED_S = 30.0
 PROBE_TOKENS = 16
+NEXT_RELEASE = {"TRIPLEX_TAG": "next", "TRIPLEX_REVISION": "next"}
 
 
 def stop_and_start(deployment: Deployment) -> None:
@@ -48,9 +49,7 @@ def suspend_daemon(deployment: Deployment) -> None:
 
 def upgrade_daemon(deployment: Deployment) -> None:
     """As docs/operations.md says; the new image differs by its tag and its labels."""
-    next_release = {"TRIPLEX_TAG": "next", "TRIPLEX_REVISION": "next"}
-    deployment.compose("build", "--quiet", "daemon", values=next_release)
-    deployment.compose("up", "-d", "--no-deps", "--no-build", "daemon", values=next_release)
+    deployment.compose("up", "-d", "--no-deps", "--no-build", "daemon", values=NEXT_RELEASE)
     config = deployment.inspect("daemon")["Config"]
     assert config["Image"] == "triplex/ple-daemon:next"
     assert config["Labels"]["org.opencontainers.image.revision"] == "next"
@@ -115,6 +114,12 @@ def undisturbed(deployment, client):
     return tokens
 
 
+@pytest.fixture(scope="module", autouse=True)
+def next_release(deployment):
+    """The image to change to, built before anything is disturbed."""
+    deployment.compose("build", "--quiet", "daemon", values=NEXT_RELEASE)
+
+
 @pytest.fixture(scope="module")
 def rows() -> Iterator[list[Row]]:
     """What was seen, written into docs/restarts.md when `make restarts-doc` asks for it."""
@@ -131,6 +136,8 @@ def test_restart(case, deployment, client, undisturbed, rows, record_property):
     crowd = Crowd(deployment, client)
     began_s = time.monotonic()
     case.disturb(deployment)
+    if "daemon" not in case.others:
+        assert all(stream.is_alive() or stream.error for stream in crowd.long), "it came after the streams"
     deployment.wait_serving()
     ready_s = time.monotonic() - began_s
     tokens = crowd.ended()
