@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import openai
 import pytest
 from crowd import LONG, Crowd, is_prefix
-from deployment import Deployment
+from deployment import OTHER_KEY, Deployment
 from long_stream import LongStream
 from restarts_doc import Row, as_table, write_doc
 from waiting import wait_for
@@ -68,11 +69,38 @@ def restart_gateway(deployment: Deployment) -> None:
 
 
 def restart_inference(deployment: Deployment) -> None:
-    deployment.compose("restart", "inference")
+    """An engine that finishes its requests says that it stops, and so does the gateway of it."""
+    with (
+        deployment.client(OTHER_KEY) as somebody,
+        _endless(somebody) as held,
+        deployment.begin("restart", "inference") as restarting,
+    ):
+        wait_for(lambda: deployment.readyz("inference").get("state") == "stopping", "inference that stops")
+        health = deployment.health_inside("inference")
+        assert (health["state"], health["reasons"], health["serves"]) == ("stopping", ["draining"], False)
+        wait_for(lambda: _engine(deployment) == "stopping", "the gateway's word of it", poll_s=0.1)
+        assert "engine: draining" in deployment.health_outside()["reasons"]
+        held.close()
+        assert restarting.wait(200) == 0
 
 
 def kill_all(deployment: Deployment) -> None:
     deployment.kill("daemon", "inference", "gateway")
+
+
+def _endless(client: openai.OpenAI) -> openai.Stream:
+    """An answer that keeps the engine from ending before what it says has been read."""
+    return client.chat.completions.create(
+        model="triplex-tiny",
+        messages=[{"role": "user", "content": "Count."}],
+        max_tokens=20_000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+
+
+def _engine(deployment: Deployment) -> str:
+    return deployment.health_outside().get("dependencies", {}).get("engine", "")
 
 
 def _waits_for_table(deployment: Deployment) -> bool:
@@ -166,5 +194,4 @@ def test_without_its_capability_the_daemon_falls_back_and_serves(deployment, cli
     said = "advice chosen advice=posix_fadvise (process_madvise: Operation not permitted)"
     assert said in deployment.logs("daemon")
     deployment.wait_serving()
-    crowd = Crowd(deployment, client)
-    assert crowd.ended() == undisturbed
+    assert is_prefix(LongStream(client, LONG[0], PROBE_TOKENS).finished(200), undisturbed[0])
