@@ -8,7 +8,7 @@ from deployment import Deployment
 from long_stream import LongStream
 from waiting import wait_for
 
-LONG_TOKENS, SHORT_TOKENS = 100, 30
+LONG_TOKENS, SHORT_TOKENS = 80, 10
 LONG = ("Tell me a long story.", "Count the stars.")
 SHORT = ("Name a river.", "Name a colour.", "Name a bird.", "Name a tree.")
 # One key may have four requests in flight: two of the others run, two wait in the gateway.
@@ -24,7 +24,7 @@ class Crowd:
         self.long = [LongStream(client, prompt, LONG_TOKENS) for prompt in LONG]
         wait_for(lambda: all(stream.tokens or stream.error for stream in self.long), "first tokens")
         self.short = [LongStream(client, prompt, SHORT_TOKENS) for prompt in SHORT]
-        wait_for(lambda: self._is_under_way(deployment), "two decoding requests and a queue")
+        wait_for(lambda: self._is_under_way(deployment), "two decoding requests and a queue", poll_s=0.1)
 
     def _is_under_way(self, deployment: Deployment) -> bool:
         assert [stream.error for stream in self.streams] == [None] * len(self.streams)

@@ -18,7 +18,7 @@ from waiting import wait_for
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FILE = CHECKOUT / "deploy/compose.cpu.yaml"
-KEY = "sk-container-tests"
+KEY, OTHER_KEY = "sk-container-tests", "sk-of-somebody-else"
 PROJECT = "triplex-test"
 PORTS = {"daemon": 8200, "inference": 8100, "gateway": 8000}
 # What the gateway says of a service that does not serve.
@@ -30,7 +30,7 @@ class Deployment:
 
     def __init__(self, folder: Path) -> None:
         keys = folder / "api_keys"
-        keys.write_text(KEY)
+        keys.write_text(f"{KEY}\n{OTHER_KEY}\n")
         keys.chmod(0o644)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ class Deployment:
     def start(self) -> None:
         """A cold start: models are made and kernels compiled. What was said of health meanwhile is kept."""
         self.compose("up", "-d", "--no-build")
-        wait_for(self._serves_at_last, "three services that serve", 280, 0.1)
+        wait_for(self._serves_at_last, "three services that serve", 280, 0.2)
 
     def _serves_at_last(self) -> bool:
         for service in PORTS:
@@ -152,10 +152,10 @@ class Deployment:
         return all(self.readyz(service).get("serves") for service in ("daemon", "inference"))
 
     def wait_serving(self, deadline_s: float = 200) -> None:
-        wait_for(lambda: self.all_serve, "three services that serve", deadline_s, 0.1)
+        wait_for(lambda: self.all_serve, "three services that serve", deadline_s, 0.2)
 
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=200)
+    def client(self, key: str = KEY) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=200)
 
 
 def container_name(service: str) -> str:

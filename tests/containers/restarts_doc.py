@@ -5,6 +5,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from crowd import LONG_TOKENS, SHORT_TOKENS
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -30,7 +32,8 @@ def as_table(rows: list[Row]) -> str:
 
 
 def write_doc(path: Path, rows: list[Row]) -> None:
-    path.write_text(_DOC.format(commit=_commit(), cpus=os.cpu_count(), table=as_table(rows)))
+    values = {"long": LONG_TOKENS, "short": SHORT_TOKENS, "cpus": os.cpu_count(), "load": os.getloadavg()[1]}
+    path.write_text(_DOC.format(commit=_commit(), table=as_table(rows), **values))
 
 
 def _commit() -> str:
@@ -44,9 +47,10 @@ def _commit() -> str:
 _DOC = """\
 # Restarts
 
-Written by `make restarts-doc` of commit {commit}: `deploy/compose.cpu.yaml`, the tiny model, {cpus} CPUs.
+Written by the restart matrix (`make restarts-doc`) at commit {commit}: `deploy/compose.cpu.yaml`, the tiny
+model, {cpus} CPUs under a load average of {load:.1f}, this deployment's own share included.
 
-In each case two long streams of 100 tokens are decoding, four others of 30 tokens run or wait in the
+In each case two long streams of {long} tokens are decoding, four others of {short} tokens run or wait in the
 gateway's queue, and then it happens. "Whole" streams have, token by token and with the same
 log-probabilities, what an undisturbed run has; what comes before an error does as well. The pause is
 the longest that a long stream went without a token. The last column counts from the first command, or

@@ -49,7 +49,11 @@ class Launch:
     @property
     def load_options(self) -> LoadOptions:
         fp8 = row_type_of(self.checkpoint.config) == table_pb2.ROW_TYPE_FP8_E4M3
-        return LoadOptions.of(self.profile, row_element_bytes=1 if fp8 else 2)
+        return LoadOptions.of(
+            self.profile,
+            row_element_bytes=1 if fp8 else 2,
+            experts_in_place="expert_repack" not in self.table.disabled,
+        )
 
     def rank_modules(self) -> list[list[Module]]:
         """What vLLM makes of the tensors, on each stage."""

@@ -20,8 +20,9 @@ _LOCKS_BYTES = 132 * 8 * _INT32_BYTES
 class LoadSteps:
     """Modules are made, filled and repacked in an allocator that only counts."""
 
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self._allocator = allocator
+    def __init__(self, allocator: CachingAllocator, *, experts_in_place: bool) -> None:
+        """`experts_in_place`: INT4 experts are repacked as the override `expert_repack` has it."""
+        self._allocator, self._experts_in_place = allocator, experts_in_place
         self._held: dict[str, Held] = {}
         self._lent: list[Block] = []
 
@@ -89,6 +90,11 @@ class LoadSteps:
         a layer's experts are there three times. An expert's own temporary comes and goes 512 times.
         """
         names = ("w13_weight_packed", "w2_weight_packed", "w13_weight_scale", "w2_weight_scale")
+        if self._experts_in_place:
+            for name in names:
+                one_bytes = module.params[name] // module.experts
+                self.pass_through(one_bytes, one_bytes, one_bytes)  # turned, repacked, and that once more
+            return
         copies = [self._like(module, name) for name in names]
         repacked: Held = {}
         for name in names:

@@ -31,12 +31,14 @@ class LoadOptions:
     """Its major number: as the card has it, whatever vLLM is told."""
     row_element_bytes: int = 2
     """Of the table: 2 in bf16, 1 in fp8."""
+    experts_in_place: bool = True
+    """Whether the override `expert_repack` is on."""
     capacity_bytes: int | None = None
     """Of the GPU, for PyTorch; None: as much as the load takes when nothing must be given back."""
 
     @classmethod
-    def of(cls, profile: Profile, *, row_element_bytes: int) -> LoadOptions:
-        return cls(profile.max_num_batched_tokens, profile.max_num_seqs, row_element_bytes=row_element_bytes)
+    def of(cls, profile: Profile, **others: Any) -> LoadOptions:
+        return cls(profile.max_num_batched_tokens, profile.max_num_seqs, **others)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _load(modules: Sequence[Module], buffers: _Buffers) -> RankMemory:
     allocator = CachingAllocator(
         max_split_bytes=_LOAD_MAX_SPLIT_BYTES, capacity_bytes=buffers.options.capacity_bytes
     )
-    steps = LoadSteps(allocator)
+    steps = LoadSteps(allocator, experts_in_place=buffers.options.experts_in_place)
     steps.hold(buffers.before)
     for module in modules:
         for size_bytes in buffers.replaced_by(module):

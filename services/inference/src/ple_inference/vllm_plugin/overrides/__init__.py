@@ -5,6 +5,7 @@ from ple_inference.vllm_plugin.overrides import (
     checkpoint_schemes,
     complete_load,
     daemon_embedding,
+    expert_repack,
     hyper_connections,
     placement,
     pp_config_gate,
@@ -25,4 +26,5 @@ ALL: tuple[Override, ...] = (
     hyper_connections.OVERRIDE,
     qsa_projection.OVERRIDE,
     complete_load.OVERRIDE,
+    expert_repack.OVERRIDE,
 )
