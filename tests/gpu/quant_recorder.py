@@ -16,7 +16,11 @@ class QuantRecorder(Recorder):
         measured_worker.measure(worker)
 
     def memory_when_loaded(self) -> dict[str, int]:
-        return self.loaded_memory  # type: ignore[attr-defined, no-any-return]
+        """Of the allocator when the model was loaded, and of what its parameters take now."""
+        model = self.model_runner.model  # type: ignore[attr-defined]
+        stored = (parameter.untyped_storage() for parameter in model.parameters() if parameter.is_cuda)
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in stored}
+        return {**self.loaded_memory, "weights_bytes": sum(sizes.values())}  # type: ignore[attr-defined]
 
     def kernels(self) -> dict[str, int]:
         """How many layers of this rank each kernel computes."""

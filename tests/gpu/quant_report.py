@@ -56,7 +56,8 @@ def memory(label: str, predicted: list[Found], measured: list[Found]) -> list[st
             if not name.startswith("peak"):
                 words += " kept" if abs(part) <= TOLERANCE else " MISSED"
             lines.append(line(f"{label} rank {rank} {name}", words))
-        lines.append(line(f"{label} rank {rank} weights_bytes", f"{expected['weights_bytes']:,} predicted"))
+        weights = f"{found['weights_bytes']:,} of parameters, {expected['weights_bytes']:,} predicted"
+        lines.append(line(f"{label} rank {rank} weights_bytes", weights))
     return lines
 
 
