@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 from crowd import LONG, Crowd, is_prefix
-from deployment import OTHER_KEY, Deployment
+from deployment import CHECKOUT, OTHER_KEY, Deployment
 from long_stream import LongStream
 from restarts_doc import Row, as_table, write_doc
 from waiting import wait_for
@@ -181,6 +181,12 @@ def test_restart(case, deployment, client, undisturbed, rows, record_property):
         assert tokens == undisturbed
     again = LongStream(client, LONG[0], PROBE_TOKENS).finished(200)
     assert is_prefix(again, undisturbed[0])
+
+
+def test_the_document_has_every_case():
+    """`make restarts-doc` writes it; CI changes nothing in the tree."""
+    document = (CHECKOUT / "docs/restarts.md").read_text()
+    assert [case.title for case in CASES if f"| {case.title} | " not in document] == []
 
 
 def test_without_its_capability_the_daemon_falls_back_and_serves(deployment, client, undisturbed):
