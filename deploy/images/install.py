@@ -10,10 +10,11 @@ leaves the layer with the dependencies, which is the large one, as it was. "PROJ
 Wheels in /wheels are found beside those of the index.
 """
 
-import json
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 BUILD = Path("/opt/build")
@@ -23,8 +24,8 @@ PIP = (str(BUILD / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-
 # Not compiled here: importing the service compiles what it uses of the thousands of modules.
 OPTIONS = ("--progress-bar", "off", "--find-links", "/wheels")
 INSTALL = ("--python", str(TARGET / "bin/python"), "install", *OPTIONS, "--no-compile", "--no-cache-dir")
-# 690 MB that xgrammar asks for and imports for GPUs only.
-UNUSED = {"triton"}
+# It asks for triton too, 690 MB that it imports for GPUs only: what it needs is named here.
+ALONE, ITS_OWN = "xgrammar", ("apache-tvm-ffi",)
 
 
 def main() -> None:
@@ -48,11 +49,17 @@ def wheels(*folders: str) -> None:
 def dependencies(lock: str, *asked: str) -> None:
     """Make the environment and install what projects ask for, in the versions of `lock`."""
     run(sys.executable, "-m", "venv", "--without-pip", str(TARGET))
-    wanted = [line for project in asked for line in requirements(project)]
-    resolve = (*PIP, *INSTALL, "--dry-run", "--report", "-", "-c", lock, *wanted)
-    found = json.loads(subprocess.run(resolve, check=True, stdout=subprocess.PIPE).stdout)["install"]
-    chosen = {each["metadata"]["name"]: each["metadata"]["version"] for each in found}
-    run(*PIP, *INSTALL, "--no-deps", *(f"{n}=={v}" for n, v in chosen.items() if n not in UNUSED))
+    wanted, alone = split(line for project in asked for line in requirements(project))
+    run(*PIP, *INSTALL, "-c", lock, *wanted)
+    if alone:
+        run(*PIP, *INSTALL, "--no-deps", "-c", lock, *alone)
+
+
+def split(wanted: Iterable[str]) -> tuple[list[str], list[str]]:
+    """What is installed with all that it asks for, and what is installed alone."""
+    lines = list(wanted)
+    alone = [line for line in lines if re.match(rf"{ALONE}\b", line)]
+    return [line for line in lines if line not in alone] + list(ITS_OWN if alone else ()), alone
 
 
 def projects() -> None:

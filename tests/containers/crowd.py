@@ -8,7 +8,7 @@ from deployment import Deployment
 from long_stream import LongStream
 from waiting import wait_for
 
-LONG_TOKENS, SHORT_TOKENS = 80, 10
+LONG_TOKENS, SHORT_TOKENS = 64, 8
 LONG = ("Tell me a long story.", "Count the stars.")
 SHORT = ("Name a river.", "Name a colour.", "Name a bird.", "Name a tree.")
 # One key may have four requests in flight: two of the others run, two wait in the gateway.
