@@ -8,17 +8,18 @@ from deployment import Deployment
 from long_stream import LongStream
 from waiting import wait_for
 
-LONG_TOKENS, SHORT_TOKENS = 64, 8
+LONG_TOKENS, SHORT_TOKENS = 64, 12
 LONG = ("Tell me a long story.", "Count the stars.")
-SHORT = ("Name a river.", "Name a colour.", "Name a bird.", "Name a tree.")
-# One key may have four requests in flight: two of the others run, two wait in the gateway.
-STARTED = 8
+# One key may have four requests in flight: two of these run, and for two turns of theirs some of the others wait
+# in the gateway, which is long enough to be seen.
+SHORT = ("Name a river.", "Name a colour.", "Name a bird.", "Name a tree.", "Name a fish.", "Name a stone.")
+STARTED = 2
 _DEADLINE_S = 240
 Tokens = list[tuple[str, float]]
 
 
 class Crowd:
-    """Six streams at once, started so that both long ones are decoding and others wait."""
+    """Eight streams at once, started so that both long ones are decoding and others wait."""
 
     def __init__(self, deployment: Deployment, client: openai.OpenAI) -> None:
         self.long = [LongStream(client, prompt, LONG_TOKENS) for prompt in LONG]
@@ -46,7 +47,7 @@ class Crowd:
         return [stream.tokens for stream in self.streams]
 
     def seen(self) -> str:
-        """What the six clients saw, in words."""
+        """What the clients saw, in words."""
         count = Counter(_outcome(stream) for stream in self.streams)
         return "; ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
 

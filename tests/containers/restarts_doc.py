@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from crowd import LONG_TOKENS, SHORT_TOKENS
+from crowd import LONG_TOKENS, SHORT, SHORT_TOKENS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ class Row:
 
 def as_table(rows: list[Row]) -> str:
     """Markdown."""
-    lines = ["| case | what six clients saw | tokens lost | longest pause | all serve after |"]
+    lines = ["| case | what the clients saw | tokens lost | longest pause | all serve after |"]
     lines.append("|---|---|---|---|---|")
     for row in rows:
         pause, ready = f"{row.longest_pause_s:.1f} s", f"{row.ready_s:.1f} s"
@@ -32,7 +32,13 @@ def as_table(rows: list[Row]) -> str:
 
 
 def write_doc(path: Path, rows: list[Row]) -> None:
-    values = {"long": LONG_TOKENS, "short": SHORT_TOKENS, "cpus": os.cpu_count(), "load": os.getloadavg()[1]}
+    values = {
+        "long": LONG_TOKENS,
+        "short": SHORT_TOKENS,
+        "others": len(SHORT),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[1],
+    }
     path.write_text(_DOC.format(commit=_commit(), table=as_table(rows), **values))
 
 
@@ -50,7 +56,7 @@ _DOC = """\
 Written by the restart matrix (`make restarts-doc`) at commit {commit}: `deploy/compose.cpu.yaml`, the tiny
 model, {cpus} CPUs under a load average of {load:.1f}, this deployment's own share included.
 
-In each case two long streams of {long} tokens are decoding, four others of {short} tokens run or wait in the
+In each case two long streams of {long} tokens are decoding, {others} others of {short} tokens run or wait in the
 gateway's queue, and then it happens. "Whole" streams have, token by token and with the same
 log-probabilities, what an undisturbed run has; what comes before an error does as well. The pause is
 the longest that a long stream went without a token. The last column counts from the first command, or
