@@ -10,8 +10,8 @@ from waiting import wait_for
 
 LONG_TOKENS, SHORT_TOKENS = 64, 12
 LONG = ("Tell me a long story.", "Count the stars.")
-# One key may have four requests in flight: two of these run, and for two turns of theirs some of the others wait
-# in the gateway, which is long enough to be seen.
+# One key may have four requests in flight: two of these run, and for two turns of theirs some of the others
+# wait in the gateway, which is long enough to be seen.
 SHORT = ("Name a river.", "Name a colour.", "Name a bird.", "Name a tree.", "Name a fish.", "Name a stone.")
 STARTED = 2
 _DEADLINE_S = 240

@@ -56,8 +56,8 @@ _DOC = """\
 Written by the restart matrix (`make restarts-doc`) at commit {commit}: `deploy/compose.cpu.yaml`, the tiny
 model, {cpus} CPUs under a load average of {load:.1f}, this deployment's own share included.
 
-In each case two long streams of {long} tokens are decoding, {others} others of {short} tokens run or wait in the
-gateway's queue, and then it happens. "Whole" streams have, token by token and with the same
+In each case two long streams of {long} tokens are decoding, {others} others of {short} tokens run or wait
+in the gateway's queue, and then it happens. "Whole" streams have, token by token and with the same
 log-probabilities, what an undisturbed run has; what comes before an error does as well. The pause is
 the longest that a long stream went without a token. The last column counts from the first command, or
 signal, until each service serves by its own word and by the gateway's; for a stop it includes the time
