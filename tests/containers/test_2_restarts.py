@@ -23,11 +23,15 @@ NEXT_RELEASE = {"TRIPLEX_TAG": "next", "TRIPLEX_REVISION": "next"}
 
 def stop_and_start(deployment: Deployment) -> None:
     deployment.compose("stop", "daemon")
-    wait_for(lambda: _waits_for_table(deployment), "inference that says what it waits for", poll_s=0.1)
-    health = deployment.health_outside()
-    assert health["dependencies"]["table"] == "down", health
-    assert health["serves"], "requests are held, not refused"
-    deployment.compose("start", "daemon")
+    try:
+        wait_for(lambda: _waits_for_table(deployment), "inference that says what it waits for", poll_s=0.1)
+        wait_for(
+            lambda: deployment.health_outside()["dependencies"]["table"] == "down",
+            "the gateway's word of it", poll_s=0.1,
+        )  # fmt: skip
+        assert deployment.health_outside()["serves"], "requests are held, not refused"
+    finally:
+        deployment.compose("start", "daemon")
 
 
 def kill_daemon(deployment: Deployment) -> None:

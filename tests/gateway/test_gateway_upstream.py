@@ -262,6 +262,39 @@ def test_a_name_that_nobody_knows_is_told_apart():
         uvloop.run(main())
 
 
+def test_one_lookup_at_a_time(monkeypatch):
+    """The name of a container that is away takes 10 s: lookups for each probe leave no thread for others."""
+    asked = []
+
+    async def main():
+        loop, answered = asyncio.get_running_loop(), asyncio.Event()
+        listening = await asyncio.start_server(Server([LENGTH]), "127.0.0.1", 0)
+
+        async def slow(host, port, **_):
+            asked.append(host)
+            await answered.wait()
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+        monkeypatch.setattr(loop, "getaddrinfo", slow)
+        port = listening.sockets[0].getsockname()[1]
+        upstream = Upstream(f"http://engine.invalid:{port}", {}, connect_timeout_s=0.01, idle_s=9)
+        for _ in range(3):
+            with pytest.raises(ConnectError, match="took too long"):
+                await get(upstream)
+        assert asked == ["engine.invalid"]
+        upstream._connect_timeout_s = 3
+        waiting = [asyncio.create_task(get(upstream)) for _ in range(3)]
+        await asyncio.sleep(0)
+        answered.set()
+        replies = await asyncio.gather(*waiting)
+        assert asked == ["engine.invalid"]
+        await upstream.aclose()
+        listening.close()
+        return replies
+
+    assert asyncio.run(main()) == [Reply(200, b"hello world")] * 3
+
+
 def test_every_address_of_a_name_is_tried(monkeypatch):
     """`localhost` may be ::1 first, where this server does not listen."""
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -219,6 +219,7 @@ class Upstream:
         self._idle_s = idle_s
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
+        self._lookup: asyncio.Task[list[Any]] | None = None
 
     @asynccontextmanager
     async def exchange(
@@ -257,6 +258,8 @@ class Upstream:
 
     async def aclose(self) -> None:
         """Close all connections."""
+        if self._lookup is not None:
+            self._lookup.cancel()
         for connection in [*self._idle, *self._busy]:
             connection.abort()
         self._idle.clear()
@@ -286,25 +289,39 @@ class Upstream:
             raise ConnectError(type(exc).__name__) from exc
 
     async def _connect_to_any(self) -> Connection:
-        """Try the addresses of the server in turn; raises the last one's OSError.
-
-        The name is resolved apart: a lookup within uvloop's create_connection outlives a time limit, and its
-        error is then logged as one that nobody took.
-        """
+        """Try the addresses of the server in turn; raises the last one's OSError."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         server_name = self._host if self._tls else None
         failed: OSError | None = None
-        for *_, address in found:
+        for address in await self._addresses():
             try:
                 _, connection = await loop.create_connection(
-                    Connection, str(address[0]), self._port, ssl=self._tls, server_hostname=server_name
+                    Connection, address, self._port, ssl=self._tls, server_hostname=server_name
                 )
             except OSError as exc:
                 failed = exc
             else:
                 return connection
         raise failed or OSError(f"{self._host} has no address")
+
+    async def _addresses(self) -> list[str]:
+        """Look the name up, once for all who ask meanwhile; raises OSError.
+
+        A lookup outlives our time limits: that of a container which is away takes 10 s, and holds one of the
+        two threads that uvloop has for lookups. Within create_connection each would be another one, and would
+        log that nobody took its error.
+        """
+        if self._lookup is None:
+            loop = asyncio.get_running_loop()
+            asked = loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            self._lookup = loop.create_task(asked)
+            self._lookup.add_done_callback(self._end_lookup)
+        return [str(address[0]) for *_, address in await asyncio.shield(self._lookup)]
+
+    def _end_lookup(self, lookup: asyncio.Task[Any]) -> None:
+        self._lookup = None
+        if not lookup.cancelled():
+            lookup.exception()  # taken, also where nobody waits for it any more
 
 
 def _now_s() -> float:
