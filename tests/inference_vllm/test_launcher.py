@@ -427,7 +427,7 @@ def test_it_becomes_vllm(machine, deep_checkpoint, daemon_address) -> None:
     assert Path(triplex["wait_file"]).parent.stat().st_mode & 0o777 == 0o700
     assert told["environment"]["VLLM_PP_LAYER_PARTITION"] == "6,7,7"
     assert process.returncode == 40 + signal.SIGTERM
-    assert "pipeline layers=6,7,7 table_stage=1 table_layer=1" in log
+    assert "pipeline layers=6,7,7 table_stage=0 table_layer=1" in log
     assert "table fits" in log
 
 
