@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+import findings
 
 from ple_rpc.client import TableClient
 
@@ -116,23 +118,36 @@ def running_engine(model: Path, address: str, pp: int, **arguments: Any) -> Iter
 
 
 def run_scenario(
-    name: str, settings: dict[str, Any], out: Path, deadline_s: float, gpus: str
+    name: str,
+    settings: dict[str, Any],
+    out: Path,
+    deadline_s: float,
+    gpus: str,
+    environment: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run a module's `run(settings)` in a process with these GPUs; the findings say error when it failed."""
-    result, log = out / f"{name}.json", out / f"{name}.log"
-    environment = os.environ | {
+    """Run a module's `run(settings)` in a process with these GPUs; the findings say error when it failed.
+
+    Then they are what it kept until it failed. `before` is a command that runs the process.
+    """
+    result, log, partial = (out / f"{name}.{suffix}" for suffix in ("json", "log", "partial.json"))
+    for left in (result, partial):
+        left.unlink(missing_ok=True)
+    settings = settings | {findings.WHERE: str(partial)}
+    variables = os.environ | {
         "CUDA_VISIBLE_DEVICES": gpus,
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # Marlin comes as PTX for this card; the driver keeps what it makes of it for the next process.
         "CUDA_CACHE_MAXSIZE": str(4 << 30),
         "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}",
+        **(environment or {}),
     }
     scenario = settings.get("scenario", name)
     start_s = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, scenario, json.dumps(settings), str(result)],
-            env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            [*before, sys.executable, "-c", _CODE, scenario, json.dumps(settings), str(result)],
+            env=variables, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         ended = _wait(process, result, deadline_s)
         if not ended:
@@ -144,7 +159,7 @@ def run_scenario(
     if not result.exists():
         tail = log.read_text(errors="replace").splitlines()[-25:]
         error = f"exit code {process.returncode} after {taken_s:.0f} s"
-        return {"error": error, "tail": tail, "taken_s": taken_s}
+        return findings.kept(partial) | {"error": error, "tail": tail, "taken_s": taken_s}
     return json.loads(result.read_text()) | {"taken_s": taken_s, "ended_by_itself": ended}
 
 

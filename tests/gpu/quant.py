@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import quant_report
+from pipeline import Bisection
 
 Found = dict[str, Any]
 LENGTHS = [64, 5, 700, 2500, 4000]
@@ -20,7 +21,10 @@ TOKENS = {1: 4096, 2: 1024}
 COMMAND_S = 570.0
 """What a command may take where it is killed after ten minutes. The next one goes on with what is missing."""
 LEAST_S = 45.0
-_SMALL = {"quant": "int4-mixed", "layers": 4, "experts": 16}
+PIPELINE_S = 300.0
+"""Of quant_pipeline, which goes on in the next command too."""
+# Two stages: each needs a layer of full attention, the fourth of four.
+_SMALL = {"quant": "int4-mixed", "layers": 8, "experts": 16}
 # One engine of several on a GPU. Bytes of K/V are given: neighbours come and go while it would measure.
 _SHARED = {"gpu_memory_utilization": 0.2, "kv_cache_memory_bytes": 4 << 30, "max_num_batched_tokens": 1024}
 _SCALE = "model.layers.2.mlp.experts.7.up_proj.weight_scale"
@@ -31,9 +35,7 @@ _EFFECTS = ("Engine core initialization failed", "WorkerProc initialization fail
 class QuantParts:
     """What each part starts, and the lines of its table. `run` runs one scenario on GPUs."""
 
-    def __init__(
-        self, out: Path, model: Path, pp: int, run: Callable[[str, Found, float, str], Found]
-    ) -> None:
+    def __init__(self, out: Path, model: Path, pp: int, run: Callable[..., Found]) -> None:
         self._out, self._folder, self._pp, self._run = out, model.parent, pp, run
         self._end_s = time.monotonic() + COMMAND_S
 
@@ -71,6 +73,11 @@ class QuantParts:
         lines = quant_report.endings(found)
         return lines + (self._placement(small) if self._pp > 1 else [])
 
+    def quant_pipeline(self) -> list[str]:
+        """Two stages with one thing changed at a time: which of them do not die."""
+        self._end_s = min(self._end_s, time.monotonic() + PIPELINE_S)
+        return Bisection(self._out, self._folder, self._start).lines()
+
     def quant_linears(self) -> list[str]:
         """One-token products by kernel."""
         return quant_report.linears(self._start("quant_linears", {}, 400, "0"))
@@ -79,16 +86,28 @@ class QuantParts:
         """Rounding waste of pinned host memory."""
         return quant_report.pinned(self._start("pinned_memory", {}, 60, "0"))
 
-    def _start(self, name: str, settings: Found, deadline_s: float, gpus: str) -> Found:
-        """Run a scenario, unless an earlier command on this machine has its findings, or no time is left."""
+    def _start(
+        self,
+        name: str,
+        settings: Found,
+        deadline_s: float,
+        gpus: str,
+        *,
+        keeps_errors: bool = False,
+        **how: Any,
+    ) -> Found:
+        """Run a scenario, unless an earlier command on this machine has its findings, or no time is left.
+
+        `how`: what run_scenario takes besides.
+        """
         kept = self._folder / "found" / f"{name}.json"
         if kept.exists():
             return json.loads(kept.read_text()) | {"kept": True}
         left_s = min(deadline_s, self._end_s - time.monotonic())
         if left_s < LEAST_S:
             return {"error": "no time left in this command: run it again", "tail": [], "taken_s": 0.0}
-        found = self._run(name, settings, left_s, gpus)
-        if "error" not in found:
+        found = self._run(name, settings, left_s, gpus, **how)
+        if keeps_errors or "error" not in found:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(found))
         return found

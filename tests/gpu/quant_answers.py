@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import engine
+import findings
 from answers import prompt_logits
 from generate import Found, greedy, random_prompts, stream
 
@@ -33,10 +34,13 @@ def _ask(llm: Any, settings: dict[str, Any]) -> Found:
     found: Found = {
         "memory": llm.collective_rpc("memory_when_loaded"),
         "kernels": llm.collective_rpc("kernels"),
-        "prompt": [prompt_logits(llm, row) for row in rows],
     }
+    findings.keep(settings, found)
+    found["prompt"] = [prompt_logits(llm, row) for row in rows]
+    findings.keep(settings, found)
     if settings.get("steps"):
         found["alone"] = [greedy(llm, [row], 24)[0] for row in rows]
+        findings.keep(settings, found)
         steps_s = [stream(llm, rows[0], settings["steps"])["steps_s"][WARM_STEPS:] for _ in range(3)]
         found["step_ms"] = [statistics.median(turn) * 1e3 for turn in steps_s]
     return found

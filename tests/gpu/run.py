@@ -4,6 +4,7 @@
     python tests/gpu/run.py --out DIR --only outputs      log-probabilities, kills, soak
     python tests/gpu/run.py --out DIR --only cost cold    a step's lookups, a cold prompt
     python tests/gpu/run.py --out DIR --only quant        INT4-mixed; so quant_off, _fp8, _linears, _pinned
+    python tests/gpu/run.py --out DIR --only quant_pipeline   what keeps INT4-mixed alive in two stages
     python tests/gpu/run.py --out DIR --pp 3              three stages, on a machine with three GPUs
 
 Needs vLLM 0.33.0 with the plugin, the packages of daemon and client, bench/ on the path, and GPUs of 100 GB.
@@ -24,7 +25,9 @@ from engine import run_scenario
 from quant import QuantParts
 
 PARTS = ("outputs", "cost", "cold", "quant", "quant_off", "quant_fp8", "quant_linears", "quant_pinned")
-_SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8"}
+# Asked for by name: it looks for the cause of a known failure.
+SEARCHES = ("quant_pipeline",)
+_SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8", *SEARCHES}
 LENGTHS = [64, 5, 700, 2500, 4000]
 Found = dict[str, Any]
 
@@ -38,7 +41,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     run = Run(options.out, options.model, options.pp)
     lines: list[str] = []
-    for part in PARTS:
+    for part in (*PARTS, *SEARCHES):
         if part in options.only:
             lines += getattr(run.quantized if part.startswith("quant") else run, part)()
     print("\n".join(lines))
@@ -51,7 +54,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="where logs and findings go")
     parser.add_argument("--pp", type=int, default=2, help="stages of the run that is held against one (2)")
-    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS, help="which parts (all)")
+    parser.add_argument(
+        "--only", nargs="*", default=PARTS, choices=(*PARTS, *SEARCHES), help="which parts (all)"
+    )
     default = Path("/tmp/triplex-gpu/model")
     parser.add_argument("--model", type=Path, default=default, help=f"where the checkpoint goes ({default})")
     return parser.parse_args()
@@ -101,8 +106,8 @@ class Run:
             "max_num_batched_tokens": 4096 if pp == 1 else 1024,
         }  # fmt: skip
 
-    def _run(self, name: str, settings: Found, deadline_s: float, gpus: str) -> Found:
-        found = run_scenario(name, settings, self._out, deadline_s, gpus)
+    def _run(self, name: str, settings: Found, deadline_s: float, gpus: str, **how: Any) -> Found:
+        found = run_scenario(name, settings, self._out, deadline_s, gpus, **how)
         now_s = time.monotonic() - self._start_s
         print(
             f"[{now_s:5.0f} s] {name}: {found.get('error', 'ok')} ({found['taken_s']:.0f} s)",

@@ -56,6 +56,12 @@ def tiny_checkpoint(make_checkpoint: Callable[[TinyOptions], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def deep_checkpoint(make_checkpoint: Callable[[TinyOptions], Path]) -> Path:
+    """The tiny one with 20 layers, every fourth of full attention: two and three stages have some each."""
+    return make_checkpoint(TinyOptions(vocab="tiny", table_rows_base=1000, layers=20))
+
+
+@pytest.fixture(scope="session")
 def daemon_address(tiny_checkpoint: Path) -> Iterator[str]:
     """A daemon that serves the tiny checkpoint's table."""
     with tempfile.TemporaryDirectory(prefix="ple-") as run_dir:

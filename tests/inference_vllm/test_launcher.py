@@ -21,6 +21,7 @@ from ple_inference.vllm_engine import preflight
 from ple_inference.vllm_engine.gpus import Gpu, visible_gpus
 from ple_inference.vllm_engine.host_memory import HostMemory
 from ple_inference.vllm_engine.model_config import check_config
+from ple_inference.vllm_engine.pipeline import Pipeline
 from ple_inference.vllm_engine.profile import PROFILES
 from ple_inference.vllm_engine.profile_arguments import take_in
 from ple_inference.vllm_engine.rank_memory import RankMemory
@@ -31,6 +32,10 @@ from ple_inference.vllm_engine.vllm_arguments import refuse_environment, refuse_
 
 def serve(model: Path, *arguments: str, profile: str = "single-140gb") -> tuple[str, ...]:
     return ("serve", "--engine", "vllm", "--model", str(model), "--profile", profile, *arguments)
+
+
+def plan(model: Path, *arguments: str) -> tuple[str, ...]:
+    return ("plan", "--model", str(model), "--profile", "single-140gb", *arguments)
 
 
 @pytest.fixture
@@ -107,6 +112,39 @@ def test_a_partition_of_another_model(machine, tiny_checkpoint) -> None:
     line = machine.refusal(*serve(tiny_checkpoint, profile="triple-24gb"))
     assert "splits 48 layers (16,16,16), there are 4" in line
     assert "5 pipeline stages for 4 layers" in machine.refusal(*serve(tiny_checkpoint, "--pp", "5"))
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        ("2", "the partition 2,2 leaves stage 0 (layers 0 to 1) no full-attention layer"),
+        ("4", "the partition 1,1,1,1 leaves stage 0 (layers 0 to 0) no full-attention layer"),
+    ],
+)
+@pytest.mark.parametrize("command", [serve, plan])
+def test_a_stage_of_linear_attention_alone(machine, tiny_checkpoint, command, stages, named) -> None:
+    assert named in machine.refusal(*command(tiny_checkpoint, "--pp", stages))
+
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("layer_types", "stages", "reason"),
+    [
+        ([LINEAR, FULL, LINEAR, LINEAR, LINEAR, FULL], 3, r"stage 1 \(layers 2 to 3\) no"),
+        ([FULL, LINEAR, LINEAR, FULL, LINEAR, LINEAR], 3, r"stage 2 \(layers 4 to 5\) no"),
+        ([LINEAR, FULL, FULL, LINEAR], 2, None),
+        ([LINEAR] * 4, 1, None),
+    ],
+)
+def test_every_stage_has_full_attention(layer_types, stages, reason) -> None:
+    profile = replace(PROFILES["single-140gb"], stages=stages)
+    if reason is None:
+        assert Pipeline.of(profile, layer_types, 0).stages == stages
+    else:
+        with pytest.raises(Refused, match=reason):
+            Pipeline.of(profile, layer_types, 0)
 
 
 def test_a_file_that_the_index_promises(machine, copy) -> None:
@@ -277,8 +315,8 @@ def test_port_taken(machine, tiny_checkpoint) -> None:
     assert f"cannot listen on {address}" in line
 
 
-def test_gpus_that_do_not_do(machine, tiny_checkpoint) -> None:
-    command = serve(tiny_checkpoint, "--pp", "2")
+def test_gpus_that_do_not_do(machine, deep_checkpoint) -> None:
+    command = serve(deep_checkpoint, "--pp", "2")
     assert "2 pipeline stages need 2 GPUs and 1 can be seen" in machine.refusal(
         *command, FAKE_GPUS=machine.gpus(1)
     )
@@ -371,15 +409,15 @@ def first_words(process: subprocess.Popen[str]) -> dict:
     return json.loads(line)
 
 
-def test_it_becomes_vllm(machine, tiny_checkpoint, daemon_address) -> None:
+def test_it_becomes_vllm(machine, deep_checkpoint, daemon_address) -> None:
     arguments = ("--pp", "3", "--disable", "pp_config_gate", "--", "--seed", "7")
-    with started(machine, tiny_checkpoint, daemon_address, *arguments) as process:
+    with started(machine, deep_checkpoint, daemon_address, *arguments) as process:
         told = first_words(process)
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=20)
     assert told["pid"] == process.pid, "a process of its own would have to be watched"
     argv = told["argv"]
-    assert argv[:2] == ["serve", str(tiny_checkpoint)]
+    assert argv[:2] == ["serve", str(deep_checkpoint)]
     assert argv[-2:] == ["--seed", "7"]
     assert argv[argv.index("--pipeline-parallel-size") + 1] == "3"
     assert argv[argv.index("--max-model-len") + 1] == "32768", "the checkpoint allows no more"
@@ -387,9 +425,9 @@ def test_it_becomes_vllm(machine, tiny_checkpoint, daemon_address) -> None:
     assert triplex["table"] == daemon_address
     assert triplex["disable"] == ["pp_config_gate"]
     assert Path(triplex["wait_file"]).parent.stat().st_mode & 0o777 == 0o700
-    assert told["environment"]["VLLM_PP_LAYER_PARTITION"] == "1,1,2"
+    assert told["environment"]["VLLM_PP_LAYER_PARTITION"] == "6,7,7"
     assert process.returncode == 40 + signal.SIGTERM
-    assert "pipeline layers=1,1,2 table_stage=1 table_layer=1" in log
+    assert "pipeline layers=6,7,7 table_stage=0 table_layer=1" in log
     assert "table fits" in log
 
 

@@ -70,7 +70,7 @@ def compose(settings: Settings, run_directory: Path, disabled: Sequence[str], ex
     profile, rest = take_in(profile, extra)
     _check_length(profile.max_model_len, checkpoint.max_positions)
     (ple_layer,) = checkpoint.text["ple_layer_ids"]
-    pipeline = Pipeline.of(profile, int(checkpoint.text["num_hidden_layers"]), ple_layer - 1)
+    pipeline = Pipeline.of(profile, checkpoint.text["layer_types"], ple_layer - 1)
     tensors = Tensors.of(settings.model)
     refuse_unserved_table(tensors)
     StoredWeights(tensors, checkpoint.text, quantization).check()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from ple_inference.vllm_engine.profile import Profile
 from ple_inference.vllm_engine.refused import Refused
+
+_LINEAR = "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,9 @@ class Pipeline:
     """Index of the decoder layer that has the n-gram embedding."""
 
     @classmethod
-    def of(cls, profile: Profile, num_layers: int, ple_layer: int) -> Pipeline:
-        """Raises Refused when the profile's partition is not of this model, or a stage would be empty."""
+    def of(cls, profile: Profile, layer_types: Sequence[str], ple_layer: int) -> Pipeline:
+        """Raises Refused when the profile's partition is not of this model, or cannot be served."""
+        num_layers = len(layer_types)
         if profile.stages > num_layers:
             raise Refused(
                 f"{profile.stages} pipeline stages for {num_layers} layers; give --pp a smaller number"
@@ -31,7 +35,24 @@ class Pipeline:
                 f"profile {profile.name} splits {sum(partition)} layers ({shares}), there are {num_layers}; "
                 "choose another profile or another --pp"
             )
-        return cls(partition, ple_layer)
+        pipeline = cls(partition, ple_layer)
+        pipeline.refuse_stages_without_attention(layer_types)
+        return pipeline
+
+    def refuse_stages_without_attention(self, layer_types: Sequence[str]) -> None:
+        """Raises Refused for a stage of linear attention alone, beside others.
+
+        Its worker could lay K/V out in ways that the workers of sparse attention cannot, and vLLM ends with
+        "Workers disagree on supported KV cache layouts" once all have loaded.
+        """
+        for stage in range(self.stages if self.stages > 1 else 0):
+            layers = self.layers_of(stage)
+            if all(layer_types[layer] == _LINEAR for layer in layers):
+                shares = ",".join(map(str, self.partition))
+                raise Refused(
+                    f"the partition {shares} leaves stage {stage} (layers {layers[0]} to {layers[-1]}) no "
+                    "full-attention layer, which vLLM cannot serve; choose another profile or a smaller --pp"
+                )
 
     @property
     def stages(self) -> int:
