@@ -18,7 +18,7 @@ _BLOCK = [128, 128]
 
 
 class _Targets:
-    """Modules as compressed-tensors names them: by a regular expression from the start, or the name itself."""
+    """Modules as compressed-tensors names them: by a regular expression from the start, or as they are."""
 
     def __init__(self, where: str, given: Any) -> None:
         """Raises Refused."""
