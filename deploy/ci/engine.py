@@ -25,6 +25,7 @@ from host import BASE_PATH, BASE_TAG, HostError, install_compose, install_packag
 FOLDER = Path("/var/lib/triplex-ci")
 # Short: a socket's path has 107 bytes at most.
 RUN = Path("/run/triplex-ci")
+LOCK = Path("/run/triplex-ci.lock")
 CGROUP = "triplex-ci"
 START_S, STOP_S = 30.0, 30.0
 # dockerd makes these whatever it is told.
@@ -53,11 +54,13 @@ def main() -> int:
     # Unwind on SIGTERM as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with locked(options.folder):
+        options.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with locked(options.folder / "lock"):
             prepare(options.folder)
         if options.prepare:
             return 0
-        with locked(options.folder), engine(options.folder, keep_images=options.keep_images) as environment:
+        # Whatever their folders, engines have one place for sockets, and one control group.
+        with locked(LOCK), engine(options.folder, keep_images=options.keep_images) as environment:
             say(f"running {' '.join(options.command)}")
             return subprocess.run(options.command, env=environment, check=False).returncode
     except HostError as error:
@@ -72,14 +75,13 @@ def say(text: str, started_s: float = time.monotonic()) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Keep a second run away. Raises HostError."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise HostError(f"another run holds {folder}/lock: wait for it") from error
+            raise HostError(f"another run holds {path}: wait for it") from error
         yield
 
 

@@ -126,7 +126,7 @@ def test_make_up_says_that_keys_are_missing(tmp_path, free_address):
 def test_make_up_says_what_a_gpu_needs(tmp_path):
     """One thing after the other: a value, a folder, NVIDIA's runtime, which this engine does not have."""
     (line,) = make_up("--gpu")
-    assert re.search(r"required variable TRIPLEX_[A-Z]+ is missing a value: (name|bound) ", line)
+    assert re.search(r"required variable TRIPLEX_[A-Z_]+ is missing a value: (name|bound) ", line)
     values = {
         "TRIPLEX_TABLE": str(tmp_path / "table"),
         "TRIPLEX_MODEL": str(tmp_path),
@@ -174,4 +174,4 @@ def test_a_missing_value_is_named():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     # Compose names whichever it meets first.
-    assert re.search(r"required variable TRIPLEX_[A-Z]+ is missing a value: (name|bound) ", done.stderr)
+    assert re.search(r"required variable TRIPLEX_[A-Z_]+ is missing a value: (name|bound) ", done.stderr)
