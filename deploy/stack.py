@@ -49,9 +49,11 @@ def main() -> int:
         check_port(words, config)
         check_keys(Path(config["secrets"]["api_keys"]["file"]))
         return subprocess.run([*words, "up", "--detach", "--build", "--wait"], check=False).returncode
-    except StackError as error:
+    except (StackError, OSError, subprocess.TimeoutExpired) as error:
         print(f"triplex: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -128,14 +130,18 @@ def check_folders(config: dict[str, Any]) -> None:
 def check_port(words: list[str], config: dict[str, Any]) -> None:
     """Whether the gateway's port is free, or its own. Raises StackError."""
     (port,) = config["services"]["gateway"]["ports"]
+    host, published = port.get("host_ip", "0.0.0.0"), port.get("published", "")
+    if not published.isdecimal():
+        raise StackError(f"TRIPLEX_ADDRESS names the port {published!r}: it must be HOST:PORT, with one port")
     try:
-        with socket.create_server((port["host_ip"], int(port["published"]))):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, int(published)), family=family):
             return
     except OSError as error:
         if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL} or is_running(words, "gateway"):
             return  # the engine may bind what we may not
         raise StackError(
-            f"{port['host_ip']}:{port['published']} cannot be listened on ({os.strerror(error.errno)}): "
+            f"{host}:{published} cannot be listened on ({os.strerror(error.errno)}): "
             "choose another with TRIPLEX_ADDRESS=HOST:PORT"
         ) from error
 
@@ -150,21 +156,36 @@ def check_keys(file: Path) -> None:
     if file.is_dir():
         # What Docker makes of a file that it is to mount and cannot find.
         raise StackError(f"{file} is a folder: remove it, then a key is made")
-    if file.resolve() == KEYS.resolve() and not file.exists():
+    if os.path.realpath(file) == os.path.realpath(KEYS) and not file.exists():
         make_key()
-    elif not file.exists():
+    elif not file.is_file():
         raise StackError(f"no file {file}: TRIPLEX_API_KEYS_FILE names the file with API keys")
-    elif not file.read_text().strip():
+    else:
+        check_text(file)
+
+
+def check_text(file: Path) -> None:
+    """Raises StackError."""
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StackError(f"{file} cannot be read: {error}") from error
+    if not text.strip():
         raise StackError(f"{file} holds no key: remove it, or put one in")
 
 
 def make_key() -> None:
-    """Show a new key once, and keep its hash."""
+    """Show a new key once, and keep its hash. Raises StackError."""
     key = f"sk-{secrets.token_urlsafe(32)}"
-    KEYS.parent.mkdir(exist_ok=True)
-    KEYS.write_text(f"sha256:{hashlib.sha256(key.encode()).hexdigest()}\n")
-    # The gateway's user must read it, and nobody can use what is in it.
-    KEYS.chmod(0o644)
+    try:
+        KEYS.parent.mkdir(exist_ok=True)
+        with KEYS.open("x") as file:
+            file.write(f"sha256:{hashlib.sha256(key.encode()).hexdigest()}\n")
+        # The gateway's user must read it, and nobody can use what is in it.
+        KEYS.chmod(0o644)
+    except OSError as error:
+        # Also where another `make up` was faster: its key is the one that counts.
+        raise StackError(f"cannot make {KEYS} ({error.strerror}): mend that, then try again") from error
     print(f"triplex: a new API key, shown this once: {key}", flush=True)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,52 @@ def test_an_interrupt_leaves_nothing_at_all(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path / "out", options, files(options), force=False, progress=interrupt)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_terminated_command_leaves_nothing_at_all(tmp_path: Path) -> None:
+    command = [*COMMAND, str(tmp_path / "out"), "--quant", "fp8", "--vocab", "tiny"]
+    with subprocess.Popen([*command, "--table-rows-base", "2000000"]) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not list(tmp_path.glob(".out-*/*.safetensors")):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            process.terminate()
+            assert process.wait(30) == 128 + signal.SIGINT
+        finally:
+            process.kill()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_slower_writer_takes_nothing_from_a_faster_one(tmp_path: Path) -> None:
+    slow, fast = options_of(seed=1), options_of(seed=2)
+    out = tmp_path / "out"
+
+    def overtake(_: int) -> None:
+        if not out.exists():
+            make(out, fast)
+
+    with pytest.raises(OSError, match="not empty"):
+        write_checkpoint(out, slow, files(slow), force=False, progress=overtake)
+    assert is_complete(out, fast)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_link_points_to_is_written(tmp_path: Path) -> None:
+    """On its disk; the link stays."""
+    for target in (tmp_path / "absent", tmp_path / "empty"):
+        link = tmp_path / f"link-{target.name}"
+        link.symlink_to(target)
+        if target.name == "empty":
+            target.mkdir()
+        command = [*COMMAND, str(link), "--quant", "fp8", "--vocab", "tiny", "--table-rows-base", "60"]
+        for said in (f"wrote {target}", f"{target} is already complete"):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert said in done.stdout
+        assert link.is_symlink()
+        assert (target / "config.json").exists()
 
 
 def test_a_disk_that_is_too_small_is_refused_first(tmp_path: Path) -> None:

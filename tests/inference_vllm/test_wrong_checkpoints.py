@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,15 @@ def _weights(**fields: object) -> Callable[[dict[str, Any]], object]:
     return lambda config: config["quantization_config"]["config_groups"]["group_0"]["weights"].update(fields)
 
 
+def _quantization(**fields: object) -> Callable[[dict[str, Any]], object]:
+    return lambda config: config["quantization_config"].update(fields)
+
+
+def _targets(targets: object) -> Callable[[dict[str, Any]], object]:
+    """Changes the first group, of the experts."""
+    return lambda config: config["quantization_config"]["config_groups"]["group_0"].update(targets=targets)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -149,10 +160,54 @@ def _weights(**fields: object) -> Callable[[dict[str, Any]], object]:
         (_weights(num_bits=3), "3 bits in groups of 128 are not served"),
         (_weights(group_size=64), "4 bits in groups of 128, config.json says 4 bits in groups of 64"),
         (_weights(actorder="group"), "weights.actorder 'group' is not served"),
+        (_weights(num_bits=float("inf")), "inf bits in groups of 128 are not served"),
+        (_weights(num_bits=4.5), "4.5 bits in groups of 128 are not served"),
+        (_weights(group_size="128"), "4 bits in groups of '128' are not served"),
+        (_quantization(ignore=True), "quantization_config.ignore is no list of names"),
+        (_quantization(ignore="lm_head"), "quantization_config.ignore is no list of names"),
+        (_quantization(ignore=[None]), "quantization_config.ignore is no list of names"),
+        (_quantization(ignore=["re:("]), "ignore: 're:(' is no regular expression: missing )"),
+        (_targets(None), "config_groups.group_0.targets is no list of names"),
+        (_targets({"Linear": 1}), "config_groups.group_0.targets is no list of names"),
+        (_targets(["re:a{99999999999}"]), "is no regular expression: "),
     ],
 )
 def test_a_quantization_that_is_not_served(case: Case, change, reason: str) -> None:
     case.write(config=change)
+    assert reason in case.refusal()
+
+
+def test_thousands_of_patterns_are_each_compiled_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than `re` keeps: each would be compiled for every module."""
+    compiled = Counter[object]()
+    compile_one = re.compile
+
+    def counted(pattern: str, flags: int = 0) -> re.Pattern[str]:
+        compiled[pattern] += 1
+        return compile_one(pattern, flags)
+
+    patterns = [f"other{number}$" for number in range(2000)]
+    ignored = [f"re:{pattern}" for pattern in patterns]
+    case.write(config=lambda config: config["quantization_config"]["ignore"].extend(ignored))
+    monkeypatch.setattr(re, "compile", counted)
+    case.succeed("plan")
+    assert {compiled[pattern] for pattern in patterns} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"rope_parameters": True}, "text_config.rope_parameters is no object"),
+        ({"rope_parameters": [0.25]}, "text_config.rope_parameters is no object"),
+        ({"rope_parameters": {"partial_rotary_factor": None}}, "partial_rotary_factor is None, not a number"),
+        ({"rope_parameters": {"partial_rotary_factor": "0.25"}}, "partial_rotary_factor is '0.25'"),
+        ({"partial_rotary_factor": 10**40}, "partial_rotary_factor is 1000"),
+        ({"partial_rotary_factor": float("nan")}, "partial_rotary_factor is nan"),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor is 0"),
+    ],
+)
+def test_rotary_parameters_of_another_kind(case: Case, fields: dict[str, Any], reason: str) -> None:
+    case.write(config=lambda config: config["text_config"].update(fields))
     assert reason in case.refusal()
 
 
@@ -177,6 +232,8 @@ def test_a_text_model_is_planned_and_not_served_without_a_tokenizer(
     assert "vision" not in plan["stages"][0]["parts"]
     assert plan["reads_per_token"]["weights_bytes"] > 0
     monkeypatch.setattr(preflight, "_check_plugin", lambda launch: None)
+    # Another process of this machine may listen there.
+    monkeypatch.setattr(preflight, "_check_port", lambda address: None)
     assert "has no tokenizer.json, and nothing is served without one" in case.run_refused(
         "serve", "--engine", "vllm"
     )
@@ -190,6 +247,14 @@ def test_a_text_model_is_planned_and_not_served_without_a_tokenizer(
     [
         (lambda shapes: shapes.pop(f"{EXPERT}.weight_scale"), f"{EXPERT} has no weight_scale"),
         (lambda shapes: shapes.pop(f"{EXPERT}.weight_shape"), f"{EXPERT} has no weight_shape"),
+        (
+            lambda shapes: shapes.update({f"{EXPERT}.weight_shape": ("I32", [2])}),
+            f"{EXPERT}.weight_shape is I32 [2], not I64 [2]",
+        ),
+        (
+            lambda shapes: shapes.update({f"{QKV}.weight_shape": ("I64", [3])}),
+            f"{QKV}.weight_shape is I64 [3], not I64 [2]",
+        ),
         (
             lambda shapes: [shapes.pop(name) for name in list(shapes) if name.startswith(EXPERT)],
             "layers.2.mlp.experts.1.up_proj is missing of 3 experts",

@@ -91,6 +91,18 @@ def test_a_lock_that_cannot_be_opened(lock: Path) -> None:
         pass
 
 
+def test_a_full_disk_takes_no_note_and_the_turn_is_held(lock: Path) -> None:
+    full = Path("/dev/full")
+    with (
+        PinningTurn("9 bytes", path=full),
+        pytest.raises(TurnTaken, match="holds /dev/full"),
+        PinningTurn("more", path=full, deadline_s=0.1),
+    ):
+        pass
+    with PinningTurn("more", path=full, deadline_s=0.1):
+        pass
+
+
 def test_pinned_tensors_of_torch_see_the_pool(cudart: Cudart) -> None:
     """A view of another type, as K/V would take it."""
     with PinnedPool(64 * 4, "a test") as pool:

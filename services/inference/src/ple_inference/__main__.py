@@ -226,7 +226,8 @@ def _run_tiny(args: argparse.Namespace) -> int:
     from ple_inference.tiny.config import TinyOptions
     from ple_inference.tiny.stamp import OutputExistsError, check_replaceable, is_complete
 
-    out = args.out.absolute()
+    # Where a link points to: the folder is built beside it, on the disk that it is meant for.
+    out = Path(os.path.realpath(args.out))
     try:
         options = options_of(args)
     except ValueError as error:
@@ -240,11 +241,15 @@ def _run_tiny(args: argparse.Namespace) -> int:
     except OutputExistsError as error:
         raise CommandError(str(error)) from error
     _require_reference_extra()
+    # As an interrupt: what is half written is removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if isinstance(options, TinyOptions):
             _write_tiny(out, options, args.force)
         else:
             _write_synthetic(out, options, args.force)
+    except OutputExistsError as error:
+        raise CommandError(str(error)) from error
     except OSError as error:
         raise CommandError(f"cannot write {out}: {error.strerror or error}") from error
     print(f"wrote {out}")

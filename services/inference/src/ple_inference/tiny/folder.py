@@ -27,7 +27,11 @@ def whole_folder(out: Path, *, force: bool) -> Iterator[Path]:
     try:
         yield building
         _open_to_readers(building)
-        _replace(building, out)
+        if force:
+            _replace(building, out)
+        else:
+            # Only onto what is missing or empty: another writer may have been faster.
+            building.rename(out)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

@@ -55,6 +55,7 @@ def check_config(checkpoint: Checkpoint) -> None:
                 f"{where}: text_config.{name} is {_short(text[name])}, not a number of at least {least}"
             )
     _check_layers(text, where)
+    _check_rotary(text, where)
     _check_kinds(checkpoint.config, where)
 
 
@@ -73,6 +74,18 @@ def _check_layers(text: dict[str, Any], where: str) -> None:
         raise CheckpointError(f"{where} names {len(kinds)} layer_types for {layers} layers")
     if not 1 <= ple_layer <= layers:
         raise CheckpointError(f"{where}: ple_layer_ids names layer {ple_layer}, there are {layers}")
+
+
+def _check_rotary(text: dict[str, Any], where: str) -> None:
+    rope = text.get("rope_parameters")
+    if rope is not None and not isinstance(rope, dict):
+        raise CheckpointError(f"{where}: text_config.rope_parameters is no object")
+    for given in (rope or {}, text):
+        factor = given.get("partial_rotary_factor", 1)
+        if type(factor) not in (int, float) or not 0 < factor <= 1:
+            raise CheckpointError(
+                f"{where}: partial_rotary_factor is {_short(factor)}, not a number above 0 and at most 1"
+            )
 
 
 def _check_kinds(config: dict[str, Any], where: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,27 @@ _FORMAT = "pack-quantized"
 _BLOCK = [128, 128]
 
 
+class _Targets:
+    """Modules as compressed-tensors names them: by a regular expression from the start, or as they are."""
+
+    def __init__(self, where: str, given: Any) -> None:
+        """Raises Refused."""
+        if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+            raise Refused(f"{where} is no list of names")
+        self._names = frozenset(name for name in given if not name.startswith("re:"))
+        # Compiled here: re keeps only some hundreds, and each is asked of thousands of modules.
+        self._patterns = [_pattern(where, name) for name in given if name.startswith("re:")]
+        self.has_class = any("." not in name and name[:1].isupper() for name in self._names)
+
+    def name(self, module: str) -> bool:
+        """Whether one of them is this module's."""
+        return module in self._names or any(pattern.match(module) for pattern in self._patterns)
+
+
 @dataclass(frozen=True)
 class _Group:
     scheme: Scheme
-    targets: tuple[str, ...]
+    targets: _Targets
 
 
 class QuantizationConfig:
@@ -34,28 +52,29 @@ class QuantizationConfig:
                 f"config.json: quant_method {self.method!r} is not served; use one in bf16, {FP8} or {PACKED}"
             )
         self._groups: tuple[_Group, ...] = ()
-        self._ignored: tuple[str, ...] = ()
+        self._ignored = _Targets("", [])
         if self.method == PACKED:
             self._groups = tuple(_groups(given))
-            self._ignored = tuple(str(name) for name in given.get("ignore") or ())
+            self._ignored = _Targets("config.json: quantization_config.ignore", given.get("ignore") or [])
         elif self.method == FP8 and given.get("weight_block_size", _BLOCK) != _BLOCK:
             block = given["weight_block_size"]
             raise Refused(f"config.json: weight_block_size {block} is not served; it must be {_BLOCK}")
 
     def named(self, module: str) -> tuple[Scheme, ...]:
         """Schemes of the groups whose targets name this module, by its name in the checkpoint."""
-        if any(_matches(name, module) for name in self._ignored):
+        if self._ignored.name(module):
             return ()
-        return tuple(
-            group.scheme for group in self._groups if any(_matches(name, module) for name in group.targets)
-        )
+        return _schemes(group for group in self._groups if group.targets.name(module))
 
     def allowed(self, module: str) -> tuple[Scheme, ...]:
         """Those that `module` may be packed with: groups that name it, else groups of a class of modules."""
-        if any(_matches(name, module) for name in self._ignored):
+        if self._ignored.name(module):
             return ()
-        by_class = (group.scheme for group in self._groups if any(map(_is_class, group.targets)))
-        return self.named(module) or tuple(by_class)
+        return self.named(module) or _schemes(group for group in self._groups if group.targets.has_class)
+
+
+def _schemes(groups: Iterable[_Group]) -> tuple[Scheme, ...]:
+    return tuple(group.scheme for group in groups)
 
 
 def _groups(given: Mapping[str, Any]) -> list[_Group]:
@@ -76,12 +95,8 @@ def _group(name: str, group: Any, default_format: Any) -> _Group:
         raise Refused(f"{where}: format {form!r} is not served; it must be {_FORMAT!r}")
     if group.get("input_activations") is not None:
         raise Refused(f"{where}: quantized activations are not served")
-    targets = group.get("targets")
-    if not isinstance(targets, Sequence) or isinstance(targets, str):
-        raise Refused(f"{where} has no list of targets")
-    for target in targets:
-        _check_pattern(where, str(target))
-    return _Group(_scheme(where, group["weights"]), tuple(map(str, targets)))
+    targets = _Targets(f"{where}.targets", group.get("targets"))
+    return _Group(_scheme(where, group["weights"]), targets)
 
 
 def _scheme(where: str, weights: Mapping[str, Any]) -> Scheme:
@@ -91,25 +106,15 @@ def _scheme(where: str, weights: Mapping[str, Any]) -> Scheme:
             raise Refused(f"{where}: weights.{field} is {weights[field]!r}, served is {value!r}")
     if weights.get("actorder") not in (None, "static", "weight"):
         raise Refused(f"{where}: weights.actorder {weights['actorder']!r} is not served")
+    bits, size = weights.get("num_bits"), weights.get("group_size")
+    if type(bits) is int and type(size) is int:
+        with suppress(ValueError):
+            return Scheme(bits, size)
+    raise Refused(f"{where}: {bits!r} bits in groups of {size!r} are not served")
+
+
+def _pattern(where: str, name: str) -> re.Pattern[str]:
     try:
-        return Scheme(int(weights["num_bits"]), int(weights["group_size"]))
-    except (KeyError, TypeError, ValueError):
-        bits, size = weights.get("num_bits"), weights.get("group_size")
-        raise Refused(f"{where}: {bits!r} bits in groups of {size!r} are not served") from None
-
-
-def _check_pattern(where: str, target: str) -> None:
-    if target.startswith("re:"):
-        try:
-            re.compile(target[3:])
-        except re.error as error:
-            raise Refused(f"{where}: target {target!r} is no regular expression: {error}") from None
-
-
-def _matches(target: str, module: str) -> bool:
-    """As compressed-tensors has it: a regular expression from the start, or the name itself."""
-    return re.match(target[3:], module) is not None if target.startswith("re:") else target == module
-
-
-def _is_class(target: str) -> bool:
-    return not target.startswith("re:") and "." not in target and target[:1].isupper()
+        return re.compile(name.removeprefix("re:"))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise Refused(f"{where}: {name!r} is no regular expression: {error}") from None

@@ -195,6 +195,11 @@ def _packed_scheme(name: str, params: Mapping[str, Tensor], shape: Sequence[int]
         raise Refused(
             f"{_file(params)}: {name}.weight_scale is {scale.dtype}, not {' or '.join(_SCALE_TYPES)}"
         )
+    stored = params["weight_shape"]
+    if stored.dtype != "I64" or stored.shape != (2,):
+        raise Refused(
+            f"{_file(params)}: {name}.weight_shape is {stored.dtype} {list(stored.shape)}, not I64 [2]"
+        )
     bits = _bits(name, params, columns)
     groups = scale.shape[1] if len(scale.shape) == 2 and scale.shape[0] == rows else 0
     if not groups or columns % groups:

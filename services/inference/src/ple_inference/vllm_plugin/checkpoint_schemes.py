@@ -156,8 +156,13 @@ def _scheme(module: str, tensors: Tensors) -> Scheme:
                 f"triplex: checkpoint_schemes: {module}{suffix}: only symmetric weights in their own order "
                 "are served"
             )
-    rows, columns = tensors.int64(module + SHAPE)
-    packed, scale = tensors[module + PACKED].shape, tensors[module + SCALE].shape
+    shape, packed, scale = (tensors[module + suffix].shape for suffix in (SHAPE, PACKED, SCALE))
+    rows, columns = tensors.int64(module + SHAPE) if shape == (2,) else (0, 0)
+    if {len(packed), len(scale)} != {2} or not 0 < scale[1] <= columns or not packed[1]:
+        raise OverrideError(
+            f"triplex: checkpoint_schemes: {module} of {rows} x {columns} has packed weights {list(packed)} "
+            f"and scales {list(scale)}: fetch the checkpoint again, or convert it anew"
+        )
     bits = 32 * packed[-1] // columns
     group_size = columns // scale[-1]
     if packed != (rows, -(-columns * bits // 32)) or scale != (rows, columns // group_size):

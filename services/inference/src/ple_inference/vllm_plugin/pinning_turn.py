@@ -6,6 +6,7 @@ import fcntl
 import os
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -37,8 +38,7 @@ class PinningTurn:
             raise TurnTaken(f"cannot open the lock {self._path}: {error.strerror}; remove it") from error
         try:
             self._wait()
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"process {os.getpid()}, {self._purpose}".encode()[:_NOTE_BYTES], 0)
+            self._note_owner()
         except BaseException:
             os.close(self._file)
             raise
@@ -48,6 +48,12 @@ class PinningTurn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._file)
+
+    def _note_owner(self) -> None:
+        # Only for who waits: a full disk takes no note, and the lock is held all the same.
+        with suppress(OSError):
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"process {os.getpid()}, {self._purpose}".encode()[:_NOTE_BYTES], 0)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + self._deadline_s
