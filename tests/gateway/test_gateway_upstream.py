@@ -5,7 +5,7 @@ import gc
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -295,13 +295,28 @@ def test_one_lookup_at_a_time(monkeypatch):
     assert asyncio.run(main()) == [Reply(200, b"hello world")] * 3
 
 
-def test_every_address_of_a_name_is_tried(monkeypatch):
+@contextmanager
+def mute(address):
+    """A port where nobody takes connections: one that waits fills the queue, and others get no answer."""
+    with socket.socket() as listening, socket.socket() as waiting:
+        listening.bind(address)
+        listening.listen(0)
+        waiting.connect(address)
+        yield
+
+
+@pytest.mark.parametrize("first", ["refuses", "is mute"])
+def test_every_address_of_a_name_is_tried(monkeypatch, first):
     """`localhost` may be ::1 first, where this server does not listen."""
 
     async def main():
         loop = asyncio.get_running_loop()
         listening = await asyncio.start_server(Server([LENGTH]), "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
+        with mute(("127.0.0.2", port)) if first == "is mute" else nullcontext():
+            return await ask(loop, listening, port)
+
+    async def ask(loop, listening, port):
         addresses = [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")
         ]

@@ -289,16 +289,18 @@ class Upstream:
             raise ConnectError(type(exc).__name__) from exc
 
     async def _connect_to_any(self) -> Connection:
-        """Try the addresses of the server in turn; raises the last one's OSError."""
+        """Try the addresses of the server in turn, each for its share of time; raises the last OSError."""
         loop = asyncio.get_running_loop()
         server_name = self._host if self._tls else None
         failed: OSError | None = None
-        for address in await self._addresses():
+        addresses = await self._addresses()
+        for address in addresses:
             try:
-                _, connection = await loop.create_connection(
-                    Connection, address, self._port, ssl=self._tls, server_hostname=server_name
-                )
-            except OSError as exc:
+                async with asyncio.timeout(self._connect_timeout_s / len(addresses)):
+                    _, connection = await loop.create_connection(
+                        Connection, address, self._port, ssl=self._tls, server_hostname=server_name
+                    )
+            except OSError as exc:  # TimeoutError is one
                 failed = exc
             else:
                 return connection
