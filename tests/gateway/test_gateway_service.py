@@ -58,7 +58,7 @@ def test_open_only_where_no_stranger_can_reach_it():
         ({"max_body_bytes": "many"}, "max_body_bytes"),
         ({"total_timeout_s": 0}, "total_timeout_s"),
         ({"api_keys": " , "}, "hold no key"),
-        ({"api_keys_file": "/nonexistent"}, "cannot be read"),
+        ({"api_keys_file": "/proc/nonexistent"}, "cannot be read"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )
