@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules
 # TORCH_INDEX=URL              another index for torch, e.g. PyTorch's own one of CPU builds
 # MODEL=DIR TABLE=FILE         what `make run` serves instead of the tiny model
 # ADDRESS=127.0.0.1:8000       where the gateway listens; also INFERENCE_ADDRESS and DAEMON_ADDRESS
-# JOBS=2                       how many processes test at once
+# JOBS=3                       how many processes test at once
 # STACK='--cpu'                 options of `make up` and `make down`: --cpu, --gpu, --env-file FILE
 # SOAK='--seed 7'              options of `make soak` and `make soak-gateway`: this seed repeats the choices of an earlier run
 # OLD=0.33.0 NEW=VERSION       the releases of vLLM, or wheels, that `make vllm-diff` compares
@@ -21,7 +21,7 @@ TABLE ?=
 ADDRESS ?= 127.0.0.1:8000
 INFERENCE_ADDRESS ?= 127.0.0.1:8100
 DAEMON_ADDRESS ?= 127.0.0.1:8200
-JOBS ?= 2
+JOBS ?= 3
 SOAK ?=
 STACK ?=
 
