@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from ple_inference.quantized.packing import unpack
-from ple_inference.quantized.scheme import Scheme
+from ple_inference.quantized.scheme import FP8_BLOCK, Scheme
 
-FP8_BLOCK = 128
 # Rows are decoded this many values at a time: temporaries are several times as large as the result.
 _VALUES_AT_ONCE = 1 << 24
 

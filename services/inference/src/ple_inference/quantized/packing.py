@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-BITS = (4, 6, 8)
-WORD_BITS = 32
-
-
-def words(columns: int, bits: int) -> int:
-    """int32 words of a row of `columns` values."""
-    return -(-columns * bits // WORD_BITS)
+from ple_inference.quantized.scheme import BITS, WORD_BITS, words
 
 
 def pack(q: Tensor, bits: int) -> Tensor:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 PACKED, SCALE, SHAPE = ".weight_packed", ".weight_scale", ".weight_shape"
-_BITS = (4, 6, 8)
+BITS = (4, 6, 8)
+WORD_BITS = 32
+FP8_BLOCK = 128
+"""Rows and columns that share a scale of an fp8 weight."""
+
+
+def words(columns: int, bits: int) -> int:
+    """int32 words of a packed row of `columns` values."""
+    return -(-columns * bits // WORD_BITS)
 
 
 @dataclass(frozen=True)
@@ -18,12 +26,12 @@ class Scheme:
     group_size: int
 
     def __post_init__(self) -> None:
-        if self.bits not in _BITS or self.group_size < 1:
+        if self.bits not in BITS or self.group_size < 1:
             raise ValueError(f"no such scheme: {self.bits} bits, groups of {self.group_size}")
 
     def packed_shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Of `weight_packed`, int32: a dense stream of bits."""
-        return rows, -(-columns * self.bits // 32)
+        return rows, words(columns, self.bits)
 
     def scale_shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Of `weight_scale`. The last group of a row may be shorter."""

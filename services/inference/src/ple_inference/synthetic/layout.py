@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ple_inference.quantized.dequantize import FP8_BLOCK
-from ple_inference.quantized.scheme import PACKED, SCALE, SHAPE, quantization_config, scheme_of
+from ple_inference.quantized.scheme import FP8_BLOCK, PACKED, SCALE, SHAPE, quantization_config, scheme_of
 from ple_inference.synthetic.config import model_config
 from ple_inference.synthetic.draw import (
     Constant,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ple_inference.quantized.scheme import Scheme
+from ple_inference.quantized.scheme import BITS, FP8_BLOCK, Scheme, words
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
 from ple_inference.vllm_engine.quantization_config import PACKED, QuantizationConfig
 from ple_inference.vllm_engine.rank_modules import text_name
@@ -15,8 +15,6 @@ from ple_inference.vllm_engine.refused import Refused
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
 
 _EXPERT = re.compile(r"(layers\.\d+\.mlp\.experts)\.(\d+)\.((?:gate|up|down)_proj)$")
-_BITS = (4, 6, 8)
-_BLOCK = 128
 _SCALE_TYPES = ("F16", "BF16")
 _AGAIN = "download it again, or use another checkpoint"
 # vLLM makes one matrix of each; all parts must be in one form.
@@ -211,17 +209,17 @@ def _packed_scheme(name: str, params: Mapping[str, Tensor], shape: Sequence[int]
 
 
 def _bits(name: str, params: Mapping[str, Tensor], columns: int) -> int:
-    words = params["weight_packed"].shape[1]
-    for bits in _BITS:
-        if words == -(-columns * bits // 32):
+    stored = params["weight_packed"].shape[1]
+    for bits in BITS:
+        if stored == words(columns, bits):
             return bits
-    where = f"{_file(params)}: {name}.weight_packed has {words} words a row"
-    if words == -(-columns // 5):
+    where = f"{_file(params)}: {name}.weight_packed has {stored} words a row"
+    if stored == -(-columns // 5):
         raise Refused(
             f"{where}: 6 bits as 5 values a word, as the library compressed-tensors packs them; vLLM reads a "
-            f"dense stream, here {-(-columns * 6 // 32)} words: pack it anew"
+            f"dense stream, here {words(columns, 6)} words: pack it anew"
         )
-    dense = ", ".join(str(-(-columns * bits // 32)) for bits in _BITS)
+    dense = ", ".join(str(words(columns, bits)) for bits in BITS)
     raise Refused(f"{where}; {columns} columns of 4, 6 or 8 bits have {dense}")
 
 
@@ -229,7 +227,7 @@ def _check_blocks(name: str, params: Mapping[str, Tensor], shape: Sequence[int])
     scale = params.get("weight_scale_inv")
     if scale is None:
         raise Refused(f"{_file(params)}: {name} is fp8 and has no weight_scale_inv; {_AGAIN}")
-    expected = tuple(-(-side // _BLOCK) for side in shape)
+    expected = tuple(-(-side // FP8_BLOCK) for side in shape)
     if scale.dtype not in ("BF16", "F32") or scale.shape != expected:
         raise Refused(
             f"{_file(params)}: {name}.weight_scale_inv is {scale.dtype} {list(scale.shape)}, not BF16 "

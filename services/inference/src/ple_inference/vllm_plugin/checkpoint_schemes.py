@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ple_inference.checkpoint import CheckpointError
+from ple_inference.quantized.scheme import PACKED, SCALE, SHAPE, WORD_BITS, words
 from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_plugin.override import OverrideError
 
-PACKED, SCALE, SHAPE = ".weight_packed", ".weight_scale", ".weight_shape"
 BLOCK_SCALE = ".weight_scale_inv"
 # vLLM computes each of these in one product, so they must be stored alike.
 ONE_PRODUCT = (
@@ -163,9 +163,9 @@ def _scheme(module: str, tensors: Tensors) -> Scheme:
             f"triplex: checkpoint_schemes: {module} of {rows} x {columns} has packed weights {list(packed)} "
             f"and scales {list(scale)}: fetch the checkpoint again, or convert it anew"
         )
-    bits = 32 * packed[-1] // columns
+    bits = WORD_BITS * packed[-1] // columns
     group_size = columns // scale[-1]
-    if packed != (rows, -(-columns * bits // 32)) or scale != (rows, columns // group_size):
+    if packed != (rows, words(columns, bits)) or scale != (rows, columns // group_size):
         raise OverrideError(
             f"triplex: checkpoint_schemes: {module} of {rows} x {columns} has packed weights {list(packed)} "
             f"and scales {list(scale)}, which are of no dense scheme: convert the checkpoint anew"
