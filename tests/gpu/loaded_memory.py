@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ple_inference.checkpoint import read_json
-from ple_inference.table_check import row_type_of
+from ple_inference.table_check import row_element_bytes
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
 from ple_inference.vllm_engine.pipeline import Pipeline
 from ple_inference.vllm_engine.rank_memory import LoadOptions, as_json, rank_memories
 from ple_inference.vllm_engine.rank_modules import rank_modules
 from ple_inference.vllm_engine.tensors import Tensors
-from ple_rpc.table.v1 import table_pb2
 
 TOLERANCE = 0.01
 MEASURED = ("allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
@@ -38,8 +37,9 @@ def predict(folder: Path, partition: Sequence[int], tokens: int, sequences: int)
     text = config.get("text_config", config)
     pipeline = Pipeline(tuple(partition), text["ple_layer_ids"][0] - 1)
     modules = rank_modules(Tensors.of(folder), LinearShapes(text), pipeline)
-    fp8 = row_type_of(config) == table_pb2.ROW_TYPE_FP8_E4M3
-    options = LoadOptions(tokens, sequences, compute_capability=9, row_element_bytes=1 if fp8 else 2)
+    options = LoadOptions(
+        tokens, sequences, compute_capability=9, row_element_bytes=row_element_bytes(config)
+    )
     return [as_json(memory) for memory in rank_memories(modules, text, options)]
 
 
@@ -51,6 +51,7 @@ def compare(predicted: Mapping[str, Any], measured: Mapping[str, int]) -> dict[s
 def write_headers(folder: Path, quant: str) -> None:
     """A checkpoint of which only headers are real: its tensors are holes."""
     from ple_inference.synthetic.config import model_config
+    from ple_inference.synthetic.file import PiecewiseFile
     from ple_inference.synthetic.layout import files, quantization_of
     from ple_inference.synthetic.options import SyntheticOptions
 
@@ -58,17 +59,9 @@ def write_headers(folder: Path, quant: str) -> None:
     specs = [spec for group in files(options) for spec in group]
     config = model_config(options) | quantization_of(options, specs)
     (folder / "config.json").write_text(json.dumps(config))
-    names = {"bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3", "int32": "I32", "int64": "I64"}
-    header, end = {}, 0
-    for spec in specs:
-        start, end = end, end + spec.size_bytes
-        dtype = names[str(spec.dtype).removeprefix("torch.")]
-        header[spec.name] = {"dtype": dtype, "shape": list(spec.shape), "data_offsets": [start, end]}
-    content = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(content).to_bytes(8, "little") + content)
-        file.truncate(8 + len(content) + end)
-    index = {"weight_map": dict.fromkeys(header, "model.safetensors")}
+    with PiecewiseFile(folder / "model.safetensors", specs):
+        pass  # at its full length: nothing of it is written
+    index = {"weight_map": {spec.name: "model.safetensors" for spec in specs}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ple_inference.checkpoint import Checkpoint, read_checkpoint
 from ple_inference.settings import Settings, split_address
-from ple_inference.table_check import row_type_of
+from ple_inference.table_check import row_element_bytes
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
 from ple_inference.vllm_engine.model_config import check_config
 from ple_inference.vllm_engine.pipeline import Pipeline
@@ -26,7 +26,6 @@ from ple_inference.vllm_engine.stored_table import refuse_unserved_table
 from ple_inference.vllm_engine.stored_weights import StoredWeights
 from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_engine.vllm_arguments import TableAccess, vllm_arguments, vllm_environment
-from ple_rpc.table.v1 import table_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +47,9 @@ class Launch:
 
     @property
     def load_options(self) -> LoadOptions:
-        fp8 = row_type_of(self.checkpoint.config) == table_pb2.ROW_TYPE_FP8_E4M3
         return LoadOptions.of(
             self.profile,
-            row_element_bytes=1 if fp8 else 2,
+            row_element_bytes=row_element_bytes(self.checkpoint.config),
             experts_in_place="expert_repack" not in self.table.disabled,
         )
 
