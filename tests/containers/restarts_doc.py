@@ -65,6 +65,6 @@ of being stopped.
 
 {table}
 
-No case lets another service start again. After each, the first long request, asked again, begins with the
+No case makes another service start again. After each, the first long request, asked again, begins with the
 same tokens. `tests/containers/test_2_restarts.py` asserts all of this but the times.
 """
