@@ -15,6 +15,7 @@ from ple_inference.vllm_engine.kv_figures import KvOptions, KvPlan, KvShape
 from ple_inference.vllm_engine.launch import Launch
 from ple_inference.vllm_engine.profile import GIB, Profile
 from ple_inference.vllm_engine.rank_memory import RankMemory, rank_memories
+from ple_inference.vllm_engine.stored_values import check_values
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Plan:
 
 
 def make_plan(launch: Launch) -> Plan:
+    """Raises Refused, CheckpointError for scales that are no numbers, where there are any beside the headers."""
+    check_values(launch.tensors, launch.checkpoint.text, written=False)
     profile, text, modules = launch.profile, launch.checkpoint.text, launch.rank_modules()
     memory = rank_memories(modules, text, launch.load_options)
     kv_bytes = tuple(profile.budget_bytes - rank.reserved_bytes - profile.allowance_bytes for rank in memory)

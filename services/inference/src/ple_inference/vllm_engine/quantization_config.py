@@ -56,9 +56,8 @@ class QuantizationConfig:
         if self.method == PACKED:
             self._groups = tuple(_groups(given))
             self._ignored = _Targets("config.json: quantization_config.ignore", given.get("ignore") or [])
-        elif self.method == FP8 and given.get("weight_block_size", _BLOCK) != _BLOCK:
-            block = given["weight_block_size"]
-            raise Refused(f"config.json: weight_block_size {block} is not served; it must be {_BLOCK}")
+        elif self.method == FP8:
+            _check_fp8(given)
 
     def named(self, module: str) -> tuple[Scheme, ...]:
         """Schemes of the groups whose targets name this module, by its name in the checkpoint."""
@@ -71,6 +70,16 @@ class QuantizationConfig:
         if self._ignored.name(module):
             return ()
         return self.named(module) or _schemes(group for group in self._groups if group.targets.has_class)
+
+
+def _check_fp8(given: Mapping[str, Any]) -> None:
+    """Raises Refused."""
+    for field, served in (("weight_block_size", _BLOCK), ("activation_scheme", "dynamic")):
+        if given.get(field) != served:
+            raise Refused(f"config.json: {field} {given.get(field)!r} is not served; it must be {served!r}")
+    if given.get("fmt", "e4m3") != "e4m3":
+        raise Refused(f"config.json: fmt {given['fmt']!r} is not served; it must be 'e4m3'")
+    _Targets("config.json: modules_to_not_convert", given.get("modules_to_not_convert") or [])
 
 
 def _schemes(groups: Iterable[_Group]) -> tuple[Scheme, ...]:

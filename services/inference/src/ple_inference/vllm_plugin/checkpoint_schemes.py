@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ple_inference.checkpoint import CheckpointError
-from ple_inference.quantized.scheme import PACKED, SCALE, SHAPE, WORD_BITS, words
+from ple_inference.quantized.scheme import BLOCK_SCALE, PACKED, SCALE, SHAPE, WORD_BITS, words
 from ple_inference.vllm_engine.products import siblings
 from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_plugin.override import OverrideError
 
-BLOCK_SCALE = ".weight_scale_inv"
 # All experts of a layer share the scheme of the first, as vLLM asks for it.
 _OTHER_EXPERT = re.compile(r"\.experts\.[1-9]\d*\.")
 _TABLE = ".ngram_embedding."
