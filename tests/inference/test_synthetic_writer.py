@@ -265,7 +265,7 @@ def test_command_refuses_options_that_do_not_go_together(tmp_path: Path) -> None
         *(
             (
                 ["--scale-dtype", "fp16", *quant],
-                "--scale-dtype fp16 goes with --quant int4-mixed: no other weights have such scales",
+                "--scale-dtype fp16 goes with --quant int4-mixed: others have no such scales",
             )
             for quant in ([], ["--quant", "none"], ["--quant", "fp8"])
         ),

@@ -34,8 +34,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A watch over one service that answers what `say` is told; time stands still but for `wait`."""
     monkeypatch.syspath_prepend(LOCAL)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    import services
     import watch
+
+    import services
 
     now_s, lines = [100.0], list[str]()
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))

@@ -56,7 +56,7 @@ def options_of(args: argparse.Namespace) -> TinyOptions | SyntheticOptions:
     table_rows_base = (200_000 if real else 13_200) if args.table_rows_base is None else args.table_rows_base
     if args.scale_dtype is not None and args.quant != "int4-mixed":
         raise ValueError(
-            f"--scale-dtype {args.scale_dtype} goes with --quant int4-mixed: no other weights have such scales"
+            f"--scale-dtype {args.scale_dtype} goes with --quant int4-mixed: others have no such scales"
         )
     if real or args.quant != "none":
         if args.dtype != "bf16":

@@ -14,7 +14,6 @@ from typing import Any
 
 from ple_inference.tiny.stamp import check_replaceable
 
-
 _UNFINISHED = ".unfinished"
 
 
@@ -47,7 +46,7 @@ def sweep_unfinished(parent: Path) -> None:
 
 @contextmanager
 def _hidden_folder(out: Path) -> Iterator[Path]:
-    """A new folder beside `out`, gone afterwards unless it was renamed; its lock shows that its owner lives."""
+    """A new folder beside `out`, gone afterwards unless renamed; its lock shows that its owner lives."""
     with ExitStack() as held:
         folder = None
         # A sweep may come between making and locking: another folder then.

@@ -58,7 +58,7 @@ def check_config(checkpoint: Checkpoint) -> None:
             )
     if text["num_experts_per_tok"] > text["num_experts"]:
         raise CheckpointError(
-            f"{where}: num_experts_per_tok is {text['num_experts_per_tok']}, num_experts {text['num_experts']}"
+            f"{where}: num_experts_per_tok is {text['num_experts_per_tok']} of {text['num_experts']} experts"
         )
     _check_layers(text, where)
     _check_rotary(text, where)
@@ -86,7 +86,9 @@ def _check_layers(text: dict[str, Any], where: str) -> None:
         raise CheckpointError(f"{where}: text_config.layer_types is no list of names")
     strange = next((kind for kind in kinds if kind not in (RECURRENT, *ATTENTION)), None)
     if strange is not None:
-        raise CheckpointError(f"{where}: layer_types has {_short(strange)}, served are {RECURRENT}, full_attention")
+        raise CheckpointError(
+            f"{where}: layer_types has {_short(strange)}, served are {RECURRENT}, full_attention"
+        )
     if len(kinds) != layers:
         raise CheckpointError(f"{where} names {len(kinds)} layer_types for {layers} layers")
     if not 1 <= ple_layer <= layers:

@@ -15,7 +15,7 @@ PRODUCT_OF = {part: product for product, parts in PRODUCTS.items() for part in p
 
 
 def siblings(module: str) -> list[str]:
-    """Modules that are multiplied together with this one, by its name in the checkpoint, whatever its prefix."""
+    """Modules that are multiplied together with this one, by its name in the checkpoint with any prefix."""
     for parts in PRODUCTS.values():
         for part in parts:
             if module.endswith(f".{part}"):

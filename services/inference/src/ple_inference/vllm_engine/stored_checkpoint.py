@@ -1,4 +1,4 @@
-"""Refuses a checkpoint by its headers: what is missing, is there twice, or is not what its config.json says."""
+"""Refuses a checkpoint by its headers: what is missing, is there twice, or is not what the config says."""
 
 from __future__ import annotations
 

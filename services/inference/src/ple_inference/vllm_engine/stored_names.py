@@ -32,9 +32,8 @@ _PASSED_OVER = re.compile(
     r"hashstats_|token_lookup|rotary(_pos)?_emb\.(inv_freq|(cos|sin)_cached)$|self_attn\.(.*\.)?_?[kv]_scale$"
     r"|^hyper_connection_mixer\.block_inject_weight\."
 )
-_LAYER = re.compile(r"layers\.(\d+)\.")
-_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
-_BLOCK = re.compile(r"model\.visual\.blocks\.(\d+)\.")
+_LAYER = re.compile(r"layers\.(\d{1,9})\.(?:mlp\.experts\.(\d{1,9})\.)?")
+_BLOCK = re.compile(r"model\.visual\.blocks\.(\d{1,9})\.")
 _AGAIN = "download it again, or use another checkpoint"
 _OTHER_CONFIG = "take the config.json of this checkpoint, or another checkpoint"
 
@@ -61,14 +60,14 @@ def decoder_names(tensors: Tensors, *, text_only: bool) -> dict[str, str]:
 
 def refuse_other_layers(names: Mapping[str, str], text: Mapping[str, Any]) -> None:
     """Layers and experts that the config does not have. Raises Refused."""
-    kinds = ((_LAYER, "num_hidden_layers", "layer"), (_EXPERT, "num_experts", "expert"))
+    fields = ("num_hidden_layers", "num_experts")
     for short, name in names.items():
-        for pattern, field, kind in kinds:
-            number = pattern.search(short)
-            if number and int(number[1]) >= text[field]:
+        layer = _LAYER.match(short)
+        for field, number in zip(fields, layer.groups() if layer else (), strict=False):
+            if number is not None and int(number) >= text[field]:
                 raise Refused(
-                    f"the checkpoint has {name}, of {kind} {number[1]}, and config.json says that {field} is "
-                    f"{text[field]}; {_OTHER_CONFIG}"
+                    f"the checkpoint has {name}, and config.json says that {field} is {text[field]}; "
+                    f"{_OTHER_CONFIG}"
                 )
 
 
@@ -107,9 +106,7 @@ def _check(expected: Shapes, found: Mapping[str, Tensor]) -> None:
         tensor = found[name]
         types = ("I64",) if is_hash_constant(name) else NUMBERS
         if tensor.dtype not in types:
-            raise Refused(
-                f"{tensor.file.name}: {name} is {tensor.dtype}, not {' or '.join(types)}; {_AGAIN}"
-            )
+            raise Refused(f"{tensor.file.name}: {name} is {tensor.dtype}, not {' or '.join(types)}; {_AGAIN}")
         if not fits(tensor.shape, shape):
             raise Refused(
                 f"{tensor.file.name}: {name} is {list(tensor.shape)}, the config wants {_shown(shape)}; "

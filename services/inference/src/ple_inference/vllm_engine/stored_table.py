@@ -11,13 +11,13 @@ from ple_inference.vllm_engine.rank_modules import TABLE
 from ple_inference.vllm_engine.refused import Refused
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
 
-_SHARD = re.compile(r"shard_(\d+)\.weight$")
+_SHARD = re.compile(r"shard_(\d{1,9})\.weight$")
 _SCALE = "weight_scale"
 _SCALE_TYPES = ("BF16", "F32")
 _AGAIN = "download it again, or use another checkpoint"
 
 
-def check_table(tensors: Tensors, config: Mapping[str, Any]) -> None:
+def check_table(tensors: Tensors, config: dict[str, Any]) -> None:
     """The table may be elsewhere altogether: the daemon tells what it serves. Raises Refused."""
     table = {name.partition(TABLE)[2]: tensor for name, tensor in tensors.items() if TABLE in name}
     for name, tensor in table.items():
@@ -36,10 +36,12 @@ def check_table(tensors: Tensors, config: Mapping[str, Any]) -> None:
 
 def _check_scale(scale: Tensor) -> None:
     if scale.dtype not in _SCALE_TYPES or scale.shape not in ((), (1,)):
-        raise Refused(f"{_at(scale, _SCALE)} is {scale.dtype} {list(scale.shape)}, not one BF16 or F32 number")
+        raise Refused(
+            f"{_at(scale, _SCALE)} is {scale.dtype} {list(scale.shape)}, not one BF16 or F32 number"
+        )
 
 
-def _check_shards(shards: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+def _check_shards(shards: Mapping[str, Tensor], config: dict[str, Any]) -> None:
     text = config.get("text_config", config)
     heads = (text["ngram_size"] - 1) * text["heads_per_ngram"]
     elements = (text.get("ple_embed_dim") or text["hidden_size"]) // heads
@@ -50,7 +52,9 @@ def _check_shards(shards: Mapping[str, Tensor], config: Mapping[str, Any]) -> No
             raise Refused(f"the table has no shard_{number} of {parts} (split_ngram_parts); {_AGAIN}")
     for name, tensor in shards.items():
         if int(name.removeprefix("shard_").removesuffix(".weight")) >= parts:
-            raise Refused(f"{_at(tensor, name)} is beyond the {parts} shards that split_ngram_parts says; {_AGAIN}")
+            raise Refused(
+                f"{_at(tensor, name)} is beyond the {parts} shards that split_ngram_parts says; {_AGAIN}"
+            )
         if tensor.dtype != dtype or len(tensor.shape) != 2 or tensor.shape[1] != elements:
             raise Refused(
                 f"{_at(tensor, name)} is {tensor.dtype} {list(tensor.shape)}, the config wants {dtype} "

@@ -1,4 +1,4 @@
-"""Refuses scales that are no numbers or were never written, and packed weights of another shape than they say.
+"""Refuses scales that are no numbers or were never written, and packed weights that say another shape.
 
 The headers do not tell. What is read is a thirtieth of an INT4-mixed checkpoint, and much less of an FP8 one.
 """
@@ -39,7 +39,12 @@ def check_values(tensors: Tensors, text: Mapping[str, Any], *, written: bool) ->
             with path.open("rb", buffering=0) as file:
                 for name, tensor in sorted(found.items(), key=lambda item: item[1].offset_bytes):
                     if written or not _is_hole(file.fileno(), tensor):
-                        _check(name, tensor, os.pread(file.fileno(), tensor.size_bytes, tensor.offset_bytes), shapes)
+                        _check(
+                            name,
+                            tensor,
+                            os.pread(file.fileno(), tensor.size_bytes, tensor.offset_bytes),
+                            shapes,
+                        )
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from error
 

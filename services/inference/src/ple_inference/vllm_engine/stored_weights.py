@@ -9,8 +9,8 @@ from typing import Any
 
 from ple_inference.quantized.scheme import BITS, FP8_BLOCK, Scheme, words
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
-from ple_inference.vllm_engine.quantization_config import FP8, PACKED, QuantizationConfig
 from ple_inference.vllm_engine.products import PRODUCTS
+from ple_inference.vllm_engine.quantization_config import FP8, PACKED, QuantizationConfig
 from ple_inference.vllm_engine.refused import Refused
 from ple_inference.vllm_engine.stored_names import NUMBERS
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
@@ -82,12 +82,7 @@ class StoredWeights:
         ):
             raise Refused(f"{_file(params)}: {name}.{stranger}: only symmetric weights in order are served")
         if "weight_packed" in params:
-            if "weight" in params:
-                raise Refused(f"{_file(params)}: {name} is there twice, packed and not; {_AGAIN}")
-            _check_quantizable(module, name, params, _NEVER_QUANTIZED)
-            form = Form("packed", _packed_scheme(name, params, shape))
-            self._check_declared(module, name, params, form)
-            return form
+            return self._packed(module, params, shape)
         if "weight" not in params:
             raise Refused(
                 f"{_file(params)}: {name} has no weight, only {', '.join(sorted(params))}; {_AGAIN}"
@@ -97,26 +92,39 @@ class StoredWeights:
             raise Refused(
                 f"{_file(params)}: {name}.weight is {list(weight.shape)}, the config wants {list(shape)}"
             )
-        if weight.dtype.startswith("F8"):
-            if weight.dtype != "F8_E4M3" or self._config.method != FP8:
-                method = self._config.method or "no quantization"
-                raise Refused(
-                    f"{_file(params)}: {name} is {weight.dtype}, config.json says {method}; served are "
-                    f"F8_E4M3 weights with quant_method {FP8}"
-                )
-            _check_quantizable(module, name, params, _NEVER_FP8)
-            _check_blocks(name, params, shape)
-            return Form("fp8")
+        return (
+            self._fp8(module, params, shape) if weight.dtype.startswith("F8") else self._plain(name, params)
+        )
+
+    def _packed(self, module: str, params: Mapping[str, Tensor], shape: tuple[int, int]) -> Form:
+        name = self._names[module]
+        if "weight" in params:
+            raise Refused(f"{_file(params)}: {name} is there twice, packed and not; {_AGAIN}")
+        _check_quantizable(module, name, params, _NEVER_QUANTIZED)
+        form = Form("packed", _packed_scheme(name, params, shape))
+        self._check_declared(module, name, params, form)
+        return form
+
+    def _fp8(self, module: str, params: Mapping[str, Tensor], shape: tuple[int, int]) -> Form:
+        name, dtype = self._names[module], params["weight"].dtype
+        if dtype != "F8_E4M3" or self._config.method != FP8:
+            method = self._config.method or "no quantization"
+            raise Refused(
+                f"{_file(params)}: {name} is {dtype}, config.json says {method}; served are F8_E4M3 weights "
+                f"with quant_method {FP8}"
+            )
+        _check_quantizable(module, name, params, _NEVER_FP8)
+        _check_blocks(name, params, shape)
+        return Form("fp8")
+
+    def _plain(self, name: str, params: Mapping[str, Tensor]) -> Form:
+        dtype = params["weight"].dtype
         if "weight_scale" in params or "weight_scale_inv" in params:
-            raise Refused(
-                f"{_file(params)}: {name} has a scale, and its weight is plain {weight.dtype}; {_AGAIN}"
-            )
-        if weight.dtype not in NUMBERS:
-            raise Refused(f"{_file(params)}: {name}.weight is {weight.dtype}, which is not served")
+            raise Refused(f"{_file(params)}: {name} has a scale, and its weight is plain {dtype}; {_AGAIN}")
+        if dtype not in NUMBERS:
+            raise Refused(f"{_file(params)}: {name}.weight is {dtype}, which is not served")
         if self._config.named(name):
-            raise Refused(
-                f"{_file(params)}: {name} is plain {weight.dtype}, config.json says that it is packed"
-            )
+            raise Refused(f"{_file(params)}: {name} is plain {dtype}, config.json says that it is packed")
         return Form("plain")
 
     def _check_declared(self, module: str, name: str, params: Mapping[str, Tensor], form: Form) -> None:
@@ -198,11 +206,11 @@ class StoredWeights:
             )
 
 
-def _check_quantizable(
-    module: str, name: str, params: Mapping[str, Tensor], never: tuple[str, ...]
-) -> None:
+def _check_quantizable(module: str, name: str, params: Mapping[str, Tensor], never: tuple[str, ...]) -> None:
     if module.endswith(never):
-        raise Refused(f"{_file(params)}: {name} is quantized, and vLLM computes it in BF16; use another checkpoint")
+        raise Refused(
+            f"{_file(params)}: {name} is quantized, and vLLM computes it in BF16; use another checkpoint"
+        )
 
 
 def _packed_scheme(name: str, params: Mapping[str, Tensor], shape: Sequence[int]) -> Scheme:

@@ -56,23 +56,29 @@ class Tensors(dict[str, Tensor]):
 
         vLLM loads whatever lies in these files, in the index or not: both must name the same tensors.
         """
-        index = read_json(folder / "model.safetensors.index.json")
-        files = index.get("weight_map")
+        index = folder / "model.safetensors.index.json"
+        files = read_json(index).get("weight_map")
         if not isinstance(files, dict) or not files:
-            raise CheckpointError(f"{folder}/model.safetensors.index.json names no tensors")
-        _check_file_names(folder, files)
-        found = cls()
-        for file in sorted(set(files.values())):
-            for name, tensor in _header(folder / file).items():
+            raise CheckpointError(f"{index} names no tensors")
+        found, paths = cls(), {}
+        for file in _file_names(index, files):
+            paths[file] = folder / file
+            for name, tensor in _header(paths[file]).items():
                 if name in found:
-                    raise CheckpointError(f"{folder}: {name} is in {found[name].file.name} and in {file}; {_AGAIN}")
+                    raise CheckpointError(
+                        f"{folder}: {name} is in {found[name].file.name} and in {file}; {_AGAIN}"
+                    )
                 found[name] = tensor
         for name, file in files.items():
-            if name not in found or found[name].file.name != file:
-                raise CheckpointError(f"{folder}/{file} lacks {name}, which the index says is there; {_AGAIN}")
+            if name not in found or found[name].file is not paths[file]:
+                raise CheckpointError(
+                    f"{folder}/{file} lacks {name}, which the index says is there; {_AGAIN}"
+                )
         stranger = next((name for name in found if name not in files), None)
         if stranger is not None:
-            raise CheckpointError(f"{found[stranger].file} holds {stranger}, which the index does not name; {_AGAIN}")
+            raise CheckpointError(
+                f"{found[stranger].file} holds {stranger}, which the index does not name; {_AGAIN}"
+            )
         return found
 
     def read(self, name: str) -> bytes:
@@ -102,14 +108,17 @@ class Tensors(dict[str, Tensor]):
         return struct.unpack(f"<{prod(tensor.shape)}q", self.read(name))
 
 
-def _check_file_names(folder: Path, files: Mapping[str, Any]) -> None:
-    for name, file in files.items():
+def _file_names(index: Path, files: Mapping[str, Any]) -> list[str]:
+    """Of the files that an index names, sorted. Raises CheckpointError."""
+    strange = next((file for file in files.values() if not isinstance(file, str)), None)
+    named = sorted(set(files.values())) if strange is None else []
+    for file in named:
         # vLLM looks for no others.
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise CheckpointError(
-                f"{folder}/model.safetensors.index.json has {name} in {file!r}, which is no .safetensors file of "
-                "this folder"
-            )
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            strange = file
+    if strange is not None:
+        raise CheckpointError(f"{index} names {strange!r}, which is no .safetensors file of its folder")
+    return named
 
 
 def _header(path: Path) -> dict[str, Tensor]:
@@ -134,7 +143,9 @@ def _header(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no safetensors file: its header cannot be read; {_AGAIN}") from error
+        raise CheckpointError(
+            f"{path} is no safetensors file: its header cannot be read; {_AGAIN}"
+        ) from error
     _check_extents(path, found, 8 + size_bytes, file_bytes)
     return found
 
@@ -148,9 +159,7 @@ def _check_extents(path: Path, found: Mapping[str, Tensor], start_bytes: int, fi
     end_bytes = start_bytes
     for name, tensor in sorted(found.items(), key=lambda item: (item[1].offset_bytes, item[1].size_bytes)):
         if tensor.offset_bytes != end_bytes:
-            raise CheckpointError(
-                f"{path}: {name} does not begin where the tensor before it ends; download it again, or write it anew"
-            )
+            raise CheckpointError(f"{path}: {name} does not begin where another tensor ends; {_AGAIN}")
         end_bytes += tensor.size_bytes
         if end_bytes > file_bytes:
             raise CheckpointError(f"{path} ends within {name}, was it copied to its end?")
