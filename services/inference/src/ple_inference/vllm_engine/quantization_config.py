@@ -45,7 +45,7 @@ class _Targets:
         except MatchTimeout:
             shown = f"'re:{pattern.pattern}'" if pattern else "the patterns"
             raise Refused(
-                f"{self._where}: {shown} took too long to match with {module}; write it without nested repeats"
+                f"{self._where}: {shown} took too long to match {module}; write it without nested repeats"
             ) from None
         return False
 
