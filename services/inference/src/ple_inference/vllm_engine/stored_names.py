@@ -32,8 +32,9 @@ _PASSED_OVER = re.compile(
     r"hashstats_|token_lookup|rotary(_pos)?_emb\.(inv_freq|(cos|sin)_cached)$|self_attn\.(.*\.)?_?[kv]_scale$"
     r"|^hyper_connection_mixer\.block_inject_weight\."
 )
-_LAYER = re.compile(r"layers\.(\d{1,9})\.(?:mlp\.experts\.(\d{1,9})\.)?")
+_LAYER = re.compile(r"layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
 _BLOCK = re.compile(r"model\.visual\.blocks\.(\d{1,9})\.")
+_MOST_DIGITS = 9
 AGAIN = "download it again, or use another checkpoint"
 OTHER_CONFIG = "take the config.json of this checkpoint, or another checkpoint"
 
@@ -64,11 +65,16 @@ def refuse_other_layers(names: Mapping[str, str], text: Mapping[str, Any]) -> No
     for short, name in names.items():
         layer = _LAYER.match(short)
         for field, number in zip(fields, layer.groups() if layer else (), strict=False):
-            if number is not None and int(number) >= text[field]:
+            if number is not None and not _is_index(number, text[field]):
                 raise Refused(
                     f"the checkpoint has {name}, and config.json says that {field} is {text[field]}; "
                     f"{OTHER_CONFIG}"
                 )
+
+
+def _is_index(number: str, count: int) -> bool:
+    """Written as an index is: 03 is none, and thousands of digits are no number to compute with."""
+    return len(number) <= _MOST_DIGITS and str(int(number)) == number and int(number) < count
 
 
 def check_small(tensors: Tensors, names: Mapping[str, str], text: Mapping[str, Any]) -> None:
