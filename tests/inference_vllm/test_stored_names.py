@@ -341,7 +341,7 @@ def test_headers_that_safetensors_refuses(case: Case, change, reason: str) -> No
 
 def test_a_pattern_that_takes_for_ever(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ple_inference.vllm_engine.quantization_config._MATCH_LIMIT_S", 0.2)
-    for pattern in (r"re:^([\w.]+)*!", r"re:(\w|[a-z]|\.)*!$", r"re:(.*.*.*.*.*.*.*.*.*.*)*!"):
+    for pattern in (r"re:^([\w.]+)*!", r"re:^(\w+\.?)+!", r"re:(.*.*.*.*.*.*.*.*.*.*)*!"):
         case.write(config=lambda config, p=pattern: config["quantization_config"]["ignore"].append(p))
         line = case.refusal()
         assert f"quantization_config.ignore: '{pattern}' took too long to match {TEXT}" in line
