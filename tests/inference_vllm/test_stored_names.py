@@ -85,6 +85,18 @@ def put(name: str, dtype: str, *shape: int) -> Change:
             ),
             "layers.2.mlp.experts are there twice, in one tensor and one by one",
         ),
+        (
+            lambda shapes: (
+                [
+                    shapes.pop(name)
+                    for name in list(shapes)
+                    if name.startswith(f"{TEXT}layers.2.mlp.experts.")
+                ],
+                put(f"{TEXT}layers.2.mlp.experts.gate_up_proj", "BF16", EXPERTS, 1280, 2560)(shapes),
+                put(f"{TEXT}layers.2.mlp.experts.down_proj", "BF16", EXPERTS, 2560, 640)(shapes),
+            ),
+            "layers.2.mlp.experts are in one tensor, config.json says ",
+        ),
     ],
 )
 def test_names_of_another_model(case: Case, form: str, change: Change, reason: str) -> None:

@@ -181,6 +181,11 @@ class StoredWeights:
                 )
         if single:
             raise Refused(f"{stack} are there twice, in one tensor and one by one; {AGAIN}")
+        if self._config.method:
+            # vLLM would build them quantized: it looks for the names of single experts.
+            raise Refused(
+                f"{stack} are in one tensor, config.json says {self._config.method}; {OTHER_CONFIG}"
+            )
 
     def _check_presence(self) -> None:
         missing = next((module for module in self._expected() if module not in self._forms), None)
