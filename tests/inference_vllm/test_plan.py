@@ -150,6 +150,9 @@ def test_plan_without_vllm(machine, released) -> None:
     assert [column.split() for column in row[4:5]] == [["not", "known", "not", "known", "24.00"]]
     assert "0.00" not in "".join(row)
     assert lines[-1].startswith("at most ")
+    told = machine.run("plan", "--json", "--model", str(folder), "--profile", "triple-24gb", PYTHONPATH=path)
+    stages = json.loads(told.stdout)["stages"]
+    assert [(stage["kv_bytes"], stage["left_bytes"]) for stage in stages] == [(None, None)] * 3
 
 
 def test_kv_figures_as_text(released, tmp_path) -> None:
