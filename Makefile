@@ -119,8 +119,7 @@ check: $(READY) ## lint, types, import borders, generated code; never edits
 # Findings fail; a machine that cannot reach the index gets a word and success.
 audit: $(READY) ## look for known vulnerabilities in the locked dependencies
 	@if [ ! -x var/audit-venv/bin/pip-audit ]; then
-	  $(BIN)/python -m venv var/audit-venv
-	  if ! var/audit-venv/bin/python -m pip --disable-pip-version-check install --quiet -r constraints/audit.txt 2> /dev/null; then
+	  if ! { $(call tool_venv,var/audit-venv,constraints/audit.txt); } 2> /dev/null; then
 	    echo "make: audit skipped: pip-audit cannot be installed, is there a network?"; rm -rf var/audit-venv; exit 0
 	  fi
 	fi
@@ -136,10 +135,13 @@ format: $(READY) ## what check would complain of and a tool can mend
 	@$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# An environment of its own for a tool, filled by the large one's pip, so that it needs none.
+tool_venv = $(BIN)/python -m venv --clear --without-pip $(1); $(BIN)/python -m pip --disable-pip-version-check \
+  --python $(1)/bin/python install --quiet --progress-bar off --no-compile -r $(2)
+
 # The oldest generator that vLLM's protobuf bounds admit; its code runs under every newer runtime.
 var/protos-venv/ready: constraints/protos.txt | $(READY)
-	@$(BIN)/python -m venv var/protos-venv
-	var/protos-venv/bin/python -m pip --disable-pip-version-check install --quiet -r constraints/protos.txt
+	@$(call tool_venv,$(@D),$<)
 	touch $@
 
 define generate_protos
@@ -176,8 +178,7 @@ var/vllm-planner/ready: constraints/vllm-planner.txt constraints/vllm.txt $(VLLM
 
 # Kept apart from the environment: it wants an older jsonschema-rs than the gateway's.
 var/schemathesis-venv/ready: constraints/schemathesis.txt | $(READY)
-	@$(BIN)/python -m venv var/schemathesis-venv
-	var/schemathesis-venv/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off -r $<
+	@$(call tool_venv,$(@D),$<)
 	touch $@
 
 # Clients on Node that tests let talk to the gateway. A machine without Node skips those tests. Not `npm ci`: it
@@ -215,8 +216,7 @@ bench: $(READY) var/models/triplex-tiny/config.json ## print the ratios that the
 
 # Kept apart from the environment, whose versions its pins exclude.
 var/litellm/bin/litellm: constraints/litellm.txt | $(READY)
-	@$(BIN)/python -m venv --clear var/litellm
-	var/litellm/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off -r $<
+	@$(call tool_venv,var/litellm,$<)
 	touch $@
 
 bench-litellm: $(READY) var/litellm/bin/litellm ## the gateway's ratios with LiteLLM's proxy beside it
