@@ -110,7 +110,7 @@ class Machine:
             self.command(*arguments),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             env=self.environment(**extra),
         )
 
