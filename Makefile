@@ -37,7 +37,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve up down test collect test-containers restarts-doc soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
+.PHONY: help setup run serve up down test compiled test-containers restarts-doc soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -76,12 +76,13 @@ serve: run ## the same as run
 TEST_NEEDS := $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready var/schemathesis-venv/ready
 
 test: $(READY) ## all that CI tests without root: checks, then tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync check collect $(TEST_NEEDS)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync check compiled $(TEST_NEEDS)
 	$(BIN)/python -m pytest -n $(JOBS)
 
-# Compiles, once and beside mypy, what each of the processes that test would compile at the same time.
-collect: $(READY)
-	@said=$$($(BIN)/python -m pytest --collect-only -qq 2>&1) || { echo "$$said"; exit 1; }
+# What each of the processes that test would compile at the same time is compiled once, beside mypy: modules by
+# collecting all tests, kernels by one of them, which starts a daemon.
+compiled: $(READY)
+	@said=$$($(BIN)/python -m pytest -qq -k test_socket_and_folder_are_private 2>&1) || { echo "$$said"; exit 1; }
 
 up: ## start the three services in containers; the tiny model where there is no GPU
 	@python3 deploy/stack.py up $(STACK)
