@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import findings
+import one_card
 
 from ple_rpc.client import TableClient
 
@@ -109,7 +110,8 @@ def running_engine(model: Path, address: str, pp: int, **arguments: Any) -> Iter
             "cudagraph_capture_sizes": [1, 2, 4, 8],
         },
     }
-    llm = LLM(**(options | arguments))
+    shared = one_card.ARGUMENTS if one_card.is_shared() and pp > 1 else {}
+    llm = LLM(**(options | shared | arguments))
     try:
         yield llm
     finally:

@@ -13,7 +13,7 @@ from pipeline_variants import CHECKPOINTS, DEBUGGER, Variant, variants
 
 Found = dict[str, Any]
 AT_ONCE = 4
-CHECKPOINT_S, VARIANT_S = 120.0, 110.0
+CHECKPOINT_S, VARIANT_S = 120.0, 170.0
 _SMALL = {"scenario": "quant_checkpoint", "layers": 8, "experts": 16}
 
 

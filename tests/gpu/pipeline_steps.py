@@ -1,4 +1,4 @@
-"""Many decode steps of one engine of two stages, one request at a time; the count outlives a crash."""
+"""Many decode steps of one engine, one request at a time; the count outlives a crash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import findings
 from generate import Found, random_prompts, stream
 
 LENGTHS = (64, 5, 700, 64)
-STAGES = 2
 
 
 def run(settings: dict[str, Any]) -> Found:
@@ -22,7 +21,7 @@ def run(settings: dict[str, Any]) -> Found:
         with engine.running_engine(
             model,
             daemon.address,
-            STAGES,
+            settings["stages"],
             worker_extension_cls="step_checker.StepChecker",
             **arguments,
         ) as llm:

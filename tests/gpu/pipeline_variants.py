@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
     before: Sequence[str] = ()
     steps: int = STEPS
+    stages: int = 2
 
     @property
     def name(self) -> str:
@@ -48,6 +50,7 @@ class Variant:
     def settings(self, model: Path) -> dict[str, Any]:
         return {
             "scenario": "pipeline_steps", "model": str(model), "steps": self.steps,
+            "stages": self.stages,
             "arguments": _ARGUMENTS | dict(self.arguments), "disable": list(self.disable),
             "calls": [[str(model) if word == MODEL else word for word in call] for call in self.calls],
             "asks": self.asks,
@@ -81,4 +84,18 @@ def variants(out: Path) -> tuple[Variant, ...]:
     if not SANITIZER.exists():
         return found
     command = (str(SANITIZER), "--target-processes", "all", "--print-limit", "3")
-    return (*found, Variant("compute-sanitizer", before=command, steps=FEW_STEPS))
+    # With each tensor in an allocation of its own, a read past its end is a read of nothing.
+    apart = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    watched = partial(Variant, before=command, steps=FEW_STEPS)
+    return (
+        *found[:1],
+        watched(
+            "compute-sanitizer, one stage, tensors apart",
+            arguments={"enforce_eager": True},
+            environment=apart,
+            stages=1,
+        ),
+        watched("compute-sanitizer, tensors apart", arguments={"enforce_eager": True}, environment=apart),
+        *found[1:],
+        watched("compute-sanitizer"),
+    )

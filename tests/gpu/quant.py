@@ -21,7 +21,7 @@ TOKENS = {1: 4096, 2: 1024}
 COMMAND_S = 570.0
 """What a command may take where it is killed after ten minutes. The next one goes on with what is missing."""
 LEAST_S = 45.0
-PIPELINE_S = 300.0
+PIPELINE_S = 480.0
 """Of quant_pipeline, which goes on in the next command too."""
 # Two stages: each needs a layer of full attention, the fourth of four.
 _SMALL = {"quant": "int4-mixed", "layers": 8, "experts": 16}

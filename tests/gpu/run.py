@@ -6,6 +6,7 @@
     python tests/gpu/run.py --out DIR --only quant        INT4-mixed; so quant_off, _fp8, _linears, _pinned
     python tests/gpu/run.py --out DIR --only quant_pipeline   what keeps INT4-mixed alive in two stages
     python tests/gpu/run.py --out DIR --pp 3              three stages, on a machine with three GPUs
+    python tests/gpu/run.py --out DIR --one-card          stages share a card: for outputs and memory
 
 Needs vLLM 0.33.0 with the plugin, the packages of daemon and client, bench/ on the path, and GPUs of 100 GB.
 Each scenario runs in a process of its own and has a deadline.
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import one_card
 import report
 from engine import run_scenario
 from quant import QuantParts
@@ -35,11 +37,11 @@ Found = dict[str, Any]
 def main() -> None:
     options = _arguments()
     gpus = _count_gpus()
-    needed = options.pp if _SEVERAL & set(options.only) else 1
+    needed = options.pp if _SEVERAL & set(options.only) and not options.one_card else 1
     if gpus < needed:
         sys.exit(f"run.py: --pp {options.pp} needs {needed} GPUs, this machine has {gpus}")
     options.out.mkdir(parents=True, exist_ok=True)
-    run = Run(options.out, options.model, options.pp)
+    run = Run(options.out, options.model, options.pp, one_card=options.one_card)
     lines: list[str] = []
     for part in (*PARTS, *SEARCHES):
         if part in options.only:
@@ -57,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="*", default=PARTS, choices=(*PARTS, *SEARCHES), help="which parts (all)"
     )
+    parser.add_argument("--one-card", action="store_true", help="all stages on the first card")
     default = Path("/tmp/triplex-gpu/model")
     parser.add_argument("--model", type=Path, default=default, help=f"where the checkpoint goes ({default})")
     return parser.parse_args()
@@ -65,8 +68,8 @@ def _arguments() -> argparse.Namespace:
 class Run:
     """One run of the script. Each part returns lines of the table."""
 
-    def __init__(self, out: Path, model: Path, pp: int) -> None:
-        self._out, self._model, self._pp = out, model, pp
+    def __init__(self, out: Path, model: Path, pp: int, *, one_card: bool = False) -> None:
+        self._out, self._model, self._pp, self._one_card = out, model, pp, one_card
         self._start_s = time.monotonic()
         self.quantized = QuantParts(out, model, pp, self._run)
 
@@ -107,6 +110,9 @@ class Run:
         }  # fmt: skip
 
     def _run(self, name: str, settings: Found, deadline_s: float, gpus: str, **how: Any) -> Found:
+        if self._one_card:
+            gpus = "0"
+            how["environment"] = one_card.ENVIRONMENT | dict(how.get("environment") or {})
         found = run_scenario(name, settings, self._out, deadline_s, gpus, **how)
         now_s = time.monotonic() - self._start_s
         print(
