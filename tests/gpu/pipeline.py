@@ -25,15 +25,13 @@ class Bisection:
         self._models = {name: folder / f"pipeline_{name}" for name in CHECKPOINTS}
 
     def lines(self) -> list[str]:
-        alone, *others = variants(self._out)
         with ThreadPoolExecutor(AT_ONCE) as some:
             written = [some.submit(write) for write in (self._write_int4, self._write_bf16)]
             failed = [line for future in written for line in report.failure("checkpoint", future.result())]
         if failed:
             return failed
-        first = self._line(alone)
         with ThreadPoolExecutor(AT_ONCE) as some:
-            return [first, *some.map(self._line, others)]
+            return list(some.map(self._line, variants(self._out)))
 
     def _write_int4(self) -> Found:
         models = {"model": str(self._models["int4"]), "plain": str(self._models["plain"])}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import step_checker
 
 STEPS = 600
 FEW_STEPS = 60
@@ -61,41 +58,10 @@ MODEL = "MODEL"
 
 
 def variants(out: Path) -> tuple[Variant, ...]:
-    """The first runs alone, as the engine that died did; the others in this order, some at a time."""
-    dump = _DUMP | {"CUDA_COREDUMP_FILE": str(out / "gpu_core_%p")}
-    blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
-    plain = {step_checker.PLAIN_LAUNCHES: "1"}
-    found = (
-        Variant("as it is"),
-        Variant("BF16, placement on", "bf16"),
-        Variant("embedding and head in BF16", "plain"),
-        Variant("token ids clamped", calls=[["clamp_ids"]], asks="strange_ids"),
-        Variant("Humming launched plainly", environment=plain),
-        Variant("core dump", environment=dump),
-        Variant("eager", arguments={"enforce_eager": True}),
-        Variant("eager, launches block", arguments={"enforce_eager": True}, environment=blocking),
-        Variant("placement off", disable=["placement"]),
-        Variant("rows by vLLM", disable=["daemon_embedding"]),
-        Variant("rows from pinned memory", calls=[["use_source", "pinned", MODEL]]),
-        Variant("no prefix caching", arguments={"enable_prefix_caching": False}),
-        Variant("ids and states looked at", calls=[["check_steps"]]),
-        Variant("graphs, launches block", environment=blocking),
-    )
-    if not SANITIZER.exists():
-        return found
-    command = (str(SANITIZER), "--target-processes", "all", "--print-limit", "3")
-    # With each tensor in an allocation of its own, a read past its end is a read of nothing.
-    apart = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    watched = partial(Variant, before=command, steps=FEW_STEPS)
+    off = ["pp_step_stream"]
     return (
-        *found[:1],
-        watched(
-            "compute-sanitizer, one stage, tensors apart",
-            arguments={"enforce_eager": True},
-            environment=apart,
-            stages=1,
-        ),
-        watched("compute-sanitizer, tensors apart", arguments={"enforce_eager": True}, environment=apart),
-        *found[1:],
-        watched("compute-sanitizer"),
+        Variant("INT4-mixed"),
+        Variant("INT4-mixed, pp_step_stream off", disable=off),
+        Variant("BF16", "bf16"),
+        Variant("BF16, pp_step_stream off", "bf16", disable=off),
     )

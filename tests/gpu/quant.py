@@ -18,11 +18,7 @@ LENGTHS = [64, 5, 700, 2500, 4000]
 PREDICTIONS = Path(__file__).parents[2] / "docs/measurements/2026-11-30-int4-mixed-prediction.json"
 # As the predictions have it: loaded_memory.CASES.
 TOKENS = {1: 4096, 2: 1024}
-COMMAND_S = 570.0
-"""What a command may take where it is killed after ten minutes. The next one goes on with what is missing."""
 LEAST_S = 45.0
-PIPELINE_S = 480.0
-"""Of quant_pipeline, which goes on in the next command too."""
 # Two stages: each needs a layer of full attention, the fourth of four.
 _SMALL = {"quant": "int4-mixed", "layers": 8, "experts": 16}
 # One engine of several on a GPU. Bytes of K/V are given: neighbours come and go while it would measure.
@@ -35,9 +31,9 @@ _EFFECTS = ("Engine core initialization failed", "WorkerProc initialization fail
 class QuantParts:
     """What each part starts, and the lines of its table. `run` runs one scenario on GPUs."""
 
-    def __init__(self, out: Path, model: Path, pp: int, run: Callable[..., Found]) -> None:
+    def __init__(self, out: Path, model: Path, pp: int, seconds: float, run: Callable[..., Found]) -> None:
         self._out, self._folder, self._pp, self._run = out, model.parent, pp, run
-        self._end_s = time.monotonic() + COMMAND_S
+        self._end_s = time.monotonic() + seconds
 
     def quant(self) -> list[str]:
         """INT4-mixed, 8 layers, 512 experts: one stage, several, Transformers on decoded weights, memory."""
@@ -75,7 +71,6 @@ class QuantParts:
 
     def quant_pipeline(self) -> list[str]:
         """Two stages with one thing changed at a time: which of them do not die."""
-        self._end_s = min(self._end_s, time.monotonic() + PIPELINE_S)
         return Bisection(self._out, self._folder, self._start).lines()
 
     def quant_linears(self) -> list[str]:

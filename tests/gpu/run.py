@@ -31,6 +31,8 @@ PARTS = ("outputs", "cost", "cold", "quant", "quant_off", "quant_fp8", "quant_li
 SEARCHES = ("quant_pipeline",)
 _SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8", *SEARCHES}
 LENGTHS = [64, 5, 700, 2500, 4000]
+SECONDS = 570.0
+"""Where a command is killed after ten minutes."""
 Found = dict[str, Any]
 
 
@@ -41,7 +43,7 @@ def main() -> None:
     if gpus < needed:
         sys.exit(f"run.py: --pp {options.pp} needs {needed} GPUs, this machine has {gpus}")
     options.out.mkdir(parents=True, exist_ok=True)
-    run = Run(options.out, options.model, options.pp, one_card=options.one_card)
+    run = Run(options)
     lines: list[str] = []
     for part in (*PARTS, *SEARCHES):
         if part in options.only:
@@ -60,6 +62,10 @@ def _arguments() -> argparse.Namespace:
         "--only", nargs="*", default=PARTS, choices=(*PARTS, *SEARCHES), help="which parts (all)"
     )
     parser.add_argument("--one-card", action="store_true", help="all stages on the first card")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS,
+        help=f"what the parts named quant may take; the next command goes on with what is missing ({SECONDS:g})",
+    )  # fmt: skip
     default = Path("/tmp/triplex-gpu/model")
     parser.add_argument("--model", type=Path, default=default, help=f"where the checkpoint goes ({default})")
     return parser.parse_args()
@@ -68,10 +74,11 @@ def _arguments() -> argparse.Namespace:
 class Run:
     """One run of the script. Each part returns lines of the table."""
 
-    def __init__(self, out: Path, model: Path, pp: int, *, one_card: bool = False) -> None:
-        self._out, self._model, self._pp, self._one_card = out, model, pp, one_card
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._out, self._model, self._pp = options.out, options.model, options.pp
+        self._one_card = options.one_card
         self._start_s = time.monotonic()
-        self.quantized = QuantParts(out, model, pp, self._run)
+        self.quantized = QuantParts(self._out, self._model, self._pp, options.seconds, self._run)
 
     def outputs(self) -> list[str]:
         """One stage, several stages and Transformers on one checkpoint."""
