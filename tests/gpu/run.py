@@ -4,7 +4,6 @@
     python tests/gpu/run.py --out DIR --only outputs      log-probabilities, kills, soak
     python tests/gpu/run.py --out DIR --only cost cold    a step's lookups, a cold prompt
     python tests/gpu/run.py --out DIR --only quant        INT4-mixed; so quant_off, _fp8, _linears, _pinned
-    python tests/gpu/run.py --out DIR --only quant_pipeline   what keeps INT4-mixed alive in two stages
     python tests/gpu/run.py --out DIR --pp 3              three stages, on a machine with three GPUs
     python tests/gpu/run.py --out DIR --one-card          stages share a card: for outputs and memory
 
@@ -27,9 +26,7 @@ from engine import run_scenario
 from quant import QuantParts
 
 PARTS = ("outputs", "cost", "cold", "quant", "quant_off", "quant_fp8", "quant_linears", "quant_pinned")
-# Asked for by name: it looks for the cause of a known failure.
-SEARCHES = ("quant_pipeline",)
-_SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8", *SEARCHES}
+_SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8"}
 LENGTHS = [64, 5, 700, 2500, 4000]
 SECONDS = 570.0
 """Where a command is killed after ten minutes."""
@@ -45,7 +42,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     run = Run(options)
     lines: list[str] = []
-    for part in (*PARTS, *SEARCHES):
+    for part in PARTS:
         if part in options.only:
             lines += getattr(run.quantized if part.startswith("quant") else run, part)()
     print("\n".join(lines))
@@ -58,13 +55,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="where logs and findings go")
     parser.add_argument("--pp", type=int, default=2, help="stages of the run that is held against one (2)")
-    parser.add_argument(
-        "--only", nargs="*", default=PARTS, choices=(*PARTS, *SEARCHES), help="which parts (all)"
-    )
+    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS, help="which parts (all)")
     parser.add_argument("--one-card", action="store_true", help="all stages on the first card")
     parser.add_argument(
         "--seconds", type=float, default=SECONDS,
-        help=f"what the parts named quant may take; the next command goes on with what is missing ({SECONDS:g})",
+        help=f"for the parts named quant; the next command goes on with what is missing ({SECONDS:g})",
     )  # fmt: skip
     default = Path("/tmp/triplex-gpu/model")
     parser.add_argument("--model", type=Path, default=default, help=f"where the checkpoint goes ({default})")
