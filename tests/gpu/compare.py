@@ -30,7 +30,8 @@ class Agreement:
         return (
             f"{self.argmax_equal}/{self.positions} best tokens equal, {self.parted_at_near_ties} part at "
             f"near-ties, {self.parted_among_many} among many, {self.parted_elsewhere} elsewhere; "
-            f"difference median {self.median_difference:.4f}, p99.9 {self.p999_difference:.4f}, max {self.largest_difference:.4f}"
+            f"difference median {self.median_difference:.4f}, p99.9 {self.p999_difference:.4f}, "
+            f"max {self.largest_difference:.4f}"
         )
 
 

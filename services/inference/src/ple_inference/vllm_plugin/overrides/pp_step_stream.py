@@ -24,7 +24,7 @@ OVERRIDE = Override(
     name="pp_step_stream",
     summary="the stream of the steps is settled before the exchange of sampled tokens remembers it",
     why="vLLM's current_stream() makes a stream at its first call and switches the thread to it. PPHandler "
-    "remembers the thread's stream when it is made; where that call comes later, all that it orders is ordered "
+    "remembers the thread's stream when it is made; where that call comes later, all that it orders comes "
     "after a stream without work. PyNccl's warm-up makes the call in time, unless NCCL is older than vLLM "
     "wants, VLLM_DISABLE_PYNCCL is set, or the library cannot be loaded.",
     without_it="Where PyNccl is not in use, stages send sampled tokens before they are there and read them "
