@@ -153,25 +153,29 @@ def is_running(words: list[str], service: str) -> bool:
 
 def check_keys(file: Path) -> None:
     """Whether there is a key; in the usual file one is made. Raises StackError."""
+    usual = os.path.realpath(file) == os.path.realpath(KEYS)
+    mend = (
+        "remove it, then a key is made"
+        if usual
+        else "TRIPLEX_API_KEYS_FILE must name a file with API keys, one a line, which `ple-gateway key` makes"
+    )
     if file.is_dir():
         # What Docker makes of a file that it is to mount and cannot find.
-        raise StackError(f"{file} is a folder: remove it, then a key is made")
-    if os.path.realpath(file) == os.path.realpath(KEYS) and not file.exists():
+        raise StackError(f"{file} is a folder: {mend}")
+    if usual and not file.exists():
         make_key()
     elif not file.is_file():
-        raise StackError(f"no file {file}: TRIPLEX_API_KEYS_FILE names the file with API keys")
-    else:
-        check_text(file)
+        raise StackError(f"no file {file}: {mend}")
+    elif not read_keys(file).strip():
+        raise StackError(f"{file} holds no key: {mend}")
 
 
-def check_text(file: Path) -> None:
+def read_keys(file: Path) -> str:
     """Raises StackError."""
     try:
-        text = file.read_text("utf-8")
+        return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StackError(f"{file} cannot be read: {error}") from error
-    if not text.strip():
-        raise StackError(f"{file} holds no key: remove it, or put one in")
 
 
 def make_key() -> None:

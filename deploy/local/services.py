@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ ADDRESSES = {
 MAKE_VARIABLES = {"gateway": "ADDRESS", "inference": "INFERENCE_ADDRESS", "daemon": "DAEMON_ADDRESS"}
 
 
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
 @dataclass(frozen=True)
 class Health:
     """One answer of `/readyz`."""
@@ -21,6 +25,11 @@ class Health:
     ready: bool
     state: str
     reasons: tuple[str, ...]
+
+    @property
+    def kind(self) -> tuple[str, tuple[str, ...]]:
+        """State and reasons without their numbers: counters of one trouble run on while it lasts."""
+        return self.state, tuple(_NUMBER.sub("#", reason) for reason in self.reasons)
 
 
 UNREACHABLE = Health(ready=False, state="unreachable", reasons=())

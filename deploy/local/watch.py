@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from dataclasses import dataclass, field
 
 from console import Console
@@ -12,6 +13,8 @@ from services import UNREACHABLE, Health, Service
 POLL_S = 0.25
 # A service that dies this often before it was ever ready will not get better by itself.
 MAX_DEATHS_BEFORE_READY = 3
+# How often the numbers of one and the same trouble are said again.
+REPEAT_S = 10.0
 
 
 class ServiceFailed(Exception):
@@ -23,6 +26,8 @@ class _Seen:
     """What was last said about a service."""
 
     health: Health = UNREACHABLE
+    said: Health = UNREACHABLE
+    said_s: float = 0.0
     pid: int = 0
     deaths: int = 0
     was_ready: bool = False
@@ -84,9 +89,11 @@ class Watch:
         seen, health = self._seen[service.name], service.health()
         if health == UNREACHABLE and not seen.was_ready:
             return  # busy starting
-        if health != seen.health:
+        repeated = health.kind == seen.said.kind and time.monotonic() - seen.said_s < REPEAT_S
+        if health != seen.said and not repeated:
             reasons = f" ({'; '.join(health.reasons)})" if health.reasons else ""
             self.console.line(f"{service.name}: {health.state}{reasons}")
+            seen.said, seen.said_s = health, time.monotonic()
         seen.health = health
         if health.ready:
             seen.was_ready, seen.deaths = True, 0

@@ -166,6 +166,59 @@ def test_a_terminated_command_leaves_nothing_at_all(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_killed_writer_left_is_swept_and_a_living_ones_stays(tmp_path: Path) -> None:
+    """By the next command into the same parent, whatever it makes; another's hidden folder is not touched."""
+    other = tmp_path / ".cache-12345678"
+    other.mkdir()
+    target = tmp_path / "target"
+    target.mkdir()
+    (tmp_path / ".link-12345678.unfinished").symlink_to(target)
+    options = options_of(quant="fp8")
+    left: set[str] = set()
+
+    def meanwhile(_: int) -> None:
+        """Of a writer that lives: kill another, and have a third one sweep."""
+        if left:
+            return
+        own = hidden()
+        left.update(own)
+        left.update(kill_halfway(tmp_path / "killed"))
+        assert len(own) == 1
+        command = [*COMMAND, str(tmp_path / "third"), "--vocab", "tiny", "--table-rows-base", "60"]
+        for said in ("wrote", "is already complete"):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert said in done.stdout
+            assert hidden() == own
+
+    def hidden() -> set[str]:
+        return {path.name for path in tmp_path.glob(".*.unfinished") if not path.is_symlink()}
+
+    write_checkpoint(tmp_path / "out", options, files(options), force=False, progress=meanwhile)
+    assert len(left) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("out", "third", "target"),
+        *(".cache-12345678", ".link-12345678.unfinished"),
+    }
+
+
+def kill_halfway(out: Path) -> set[str]:
+    """Names of what a command leaves that is killed while it writes."""
+    command = [*COMMAND, str(out), "--quant", "fp8", "--vocab", "tiny", "--table-rows-base", "2000000"]
+    with subprocess.Popen(command) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not list(out.parent.glob(f".{out.name}-*/*.safetensors")):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            process.kill()
+    found = {path.name for path in out.parent.glob(f".{out.name}-*")}
+    assert len(found) == 1
+    return found
+
+
 def test_a_slower_writer_takes_nothing_from_a_faster_one(tmp_path: Path) -> None:
     slow, fast = options_of(seed=1), options_of(seed=2)
     out = tmp_path / "out"
@@ -209,6 +262,13 @@ def test_a_disk_that_is_too_small_is_refused_first(tmp_path: Path) -> None:
 def test_command_refuses_options_that_do_not_go_together(tmp_path: Path) -> None:
     for arguments, message in (
         (["--quant", "fp8", "--dtype", "f32"], "--dtype f32 goes with neither --quant nor --shapes real"),
+        *(
+            (
+                ["--scale-dtype", "fp16", *quant],
+                "--scale-dtype fp16 goes with --quant int4-mixed: others have no such scales",
+            )
+            for quant in ([], ["--quant", "none"], ["--quant", "fp8"])
+        ),
         (["--images"], "--images and --experts go with --quant or --shapes real"),
         (["--shapes", "real", "--layers", "7"], "--layers is 7; it must be a multiple of 4, at most 96"),
     ):

@@ -67,7 +67,7 @@ def config(
     form: str = "bf16", layers: int = 48, *, text_only: bool = False, experts: int = EXPERTS
 ) -> dict[str, Any]:
     fewer = {"num_hidden_layers": layers, "layer_types": TEXT["layer_types"][:layers]}
-    text = TEXT | fewer | {"num_experts": experts}
+    text = TEXT | fewer | {"num_experts": experts, "num_experts_per_tok": min(10, experts)}
     quantization: dict[str, Any] = {}
     if form == "fp8":
         quantization = {"quantization_config": FP8}

@@ -145,7 +145,10 @@ def test_plan_without_vllm(machine, released) -> None:
     assert "VLLM_PP_LAYER_PARTITION=16,16,16" in shell
     assert shell[shell.index("vllm") + 1 :][:2] == ["serve", str(folder)]
     assert json.loads(shell[shell.index("--compilation-config") + 1])["cudagraph_capture_sizes"] == [1, 2, 4]
-    assert "K/V: vllm is not installed here, and K/V figures come from its planner" in lines
+    assert "K/V: not known: vLLM is not installed here, and the figures come from its planner" in lines
+    row = next(line for line in lines if line.startswith("0 ")).split("GiB")
+    assert [column.split() for column in row[4:5]] == [["not", "known", "not", "known", "24.00"]]
+    assert "0.00" not in "".join(row)
     assert lines[-1].startswith("at most ")
 
 

@@ -43,7 +43,7 @@ def test_a_key_is_made_once(stack: SimpleNamespace, capsys: pytest.CaptureFixtur
     ("make", "said"),
     [
         (lambda keys: keys.mkdir(), "is a folder: remove it"),
-        (lambda keys: keys.write_text(" \r\n"), "holds no key"),
+        (lambda keys: keys.write_text(" \r\n"), "holds no key: remove it, then a key is made"),
         (lambda keys: keys.write_bytes(b"\xff\xfe\0k"), "cannot be read: 'utf-8'"),
         (os.mkfifo, "no file "),
         (lambda keys: keys.symlink_to(keys), "cannot make "),
@@ -56,6 +56,26 @@ def test_keys_that_cannot_be_used(stack: SimpleNamespace, make: Any, said: str) 
     stack.keys.parent.mkdir()
     make(stack.keys)
     assert said in refusal(stack, stack.check_keys, stack.keys)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda keys: None, "no file "),
+        (lambda keys: keys.write_text(" \r\n"), "holds no key: "),
+        (lambda keys: keys.mkdir(), "is a folder: "),
+    ],
+    ids=["absent", "empty", "folder"],
+)
+def test_a_file_of_keys_that_the_user_names_is_not_made(
+    stack: SimpleNamespace, tmp_path: Path, make: Any, said: str
+) -> None:
+    """Nor is its removal advised: no key would be made in its place."""
+    make(tmp_path / "mine")
+    line = refusal(stack, stack.check_keys, tmp_path / "mine")
+    assert said in line
+    assert "TRIPLEX_API_KEYS_FILE must name a file with API keys, one a line, which `ple-gateway key`" in line
+    assert not stack.keys.exists()
 
 
 @pytest.mark.parametrize("port", [{}, {"host_ip": "127.0.0.1", "published": "18000-18002"}])

@@ -159,7 +159,8 @@ class Settings(BaseSettings):
                 raise ValueError(f"api_keys_file {self.api_keys_file} cannot be read: {exc}") from exc
         keys = parse_keys(text)
         if not keys and (self.api_keys or self.api_keys_file):
-            raise ValueError("API keys are set but hold no key; give at least one or unset them")
+            where = f"api_keys_file {self.api_keys_file}" if self.api_keys_file else "api_keys"
+            raise ValueError(f"{where} holds no key; put one in (`ple-gateway key` makes one) or unset it")
         return keys
 
     def origins(self) -> tuple[str, ...]:

@@ -224,6 +224,7 @@ def _serve(settings: Settings) -> None:
 def _run_tiny(args: argparse.Namespace) -> int:
     from ple_inference.synthetic.arguments import options_of
     from ple_inference.tiny.config import TinyOptions
+    from ple_inference.tiny.folder import sweep_unfinished
     from ple_inference.tiny.stamp import OutputExistsError, check_replaceable, is_complete
 
     # Where a link points to: the folder is built beside it, on the disk that it is meant for.
@@ -232,6 +233,7 @@ def _run_tiny(args: argparse.Namespace) -> int:
         options = options_of(args)
     except ValueError as error:
         raise CommandError(str(error)) from error
+    sweep_unfinished(out.parent)
     if is_complete(out, options) and not args.force:
         print(f"{out} is already complete with these options")
         return 0

@@ -74,6 +74,8 @@ def refuse_quantized(checkpoint: Checkpoint) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no file")
     try:
         content = json.loads(path.read_text())
     except OSError as error:

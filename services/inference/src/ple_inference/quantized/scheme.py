@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PACKED, SCALE, SHAPE = ".weight_packed", ".weight_scale", ".weight_shape"
+BLOCK_SCALE = ".weight_scale_inv"
 BITS = (4, 6, 8)
 WORD_BITS = 32
 FP8_BLOCK = 128

@@ -45,7 +45,7 @@ def add_arguments(tiny: argparse.ArgumentParser) -> None:
         help="with vision tower, draft module and tokenizer, as released; without, the text model alone",
     )
     vllm.add_argument(
-        "--scale-dtype", choices=("fp16", "bf16"), default="fp16", help="of int4-mixed (default fp16)"
+        "--scale-dtype", choices=("fp16", "bf16"), help="goes with --quant int4-mixed (default fp16)"
     )
 
 
@@ -54,6 +54,10 @@ def options_of(args: argparse.Namespace) -> TinyOptions | SyntheticOptions:
     real = args.shapes == "real"
     layers = (8 if real else 4) if args.layers is None else args.layers
     table_rows_base = (200_000 if real else 13_200) if args.table_rows_base is None else args.table_rows_base
+    if args.scale_dtype is not None and args.quant != "int4-mixed":
+        raise ValueError(
+            f"--scale-dtype {args.scale_dtype} goes with --quant int4-mixed: others have no such scales"
+        )
     if real or args.quant != "none":
         if args.dtype != "bf16":
             raise ValueError("--dtype f32 goes with neither --quant nor --shapes real")
@@ -66,7 +70,7 @@ def options_of(args: argparse.Namespace) -> TinyOptions | SyntheticOptions:
             table_rows_base=table_rows_base,
             vocab=args.vocab,
             images=args.images,
-            scale_dtype=args.scale_dtype,
+            scale_dtype=args.scale_dtype or "fp16",
             seed=args.seed,
         )
     if args.images or args.experts is not None:

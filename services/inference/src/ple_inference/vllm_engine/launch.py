@@ -22,8 +22,7 @@ from ple_inference.vllm_engine.quantization_config import QuantizationConfig
 from ple_inference.vllm_engine.rank_memory import LoadOptions
 from ple_inference.vllm_engine.rank_modules import Module, rank_modules
 from ple_inference.vllm_engine.refused import Refused
-from ple_inference.vllm_engine.stored_table import refuse_unserved_table
-from ple_inference.vllm_engine.stored_weights import StoredWeights
+from ple_inference.vllm_engine.stored_checkpoint import check_stored
 from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_engine.vllm_arguments import TableAccess, vllm_arguments, vllm_environment
 
@@ -70,8 +69,7 @@ def compose(settings: Settings, run_directory: Path, disabled: Sequence[str], ex
     (ple_layer,) = checkpoint.text["ple_layer_ids"]
     pipeline = Pipeline.of(profile, checkpoint.text["layer_types"], ple_layer - 1)
     tensors = Tensors.of(settings.model)
-    refuse_unserved_table(tensors)
-    StoredWeights(tensors, checkpoint.text, quantization).check()
+    check_stored(checkpoint, tensors, quantization)
     _, port = split_address(settings.http_address)
     table = TableAccess(
         settings.table_address,

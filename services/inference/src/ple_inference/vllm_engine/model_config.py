@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ple_inference.checkpoint import Checkpoint, CheckpointError
+from ple_inference.vllm_engine.small_shapes import ATTENTION, RECURRENT
 
 # Of text_config.
 _NUMBERS = (
@@ -36,8 +37,9 @@ _NUMBERS = (
     "heads_per_ngram",
 )
 _NEEDED = (*_NUMBERS, "layer_types", "eos_token_id")
-_OPTIONAL_NUMBERS = ("ple_embed_dim", "make_ngram_vocab_size_divisible_by")
+_OPTIONAL_NUMBERS = ("ple_embed_dim", "make_ngram_vocab_size_divisible_by", "split_ngram_parts")
 _LARGEST = 2**31 - 1
+_MOST_VISION_BLOCKS = 1000
 _ARCHITECTURES = ("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM")
 
 
@@ -54,13 +56,25 @@ def check_config(checkpoint: Checkpoint) -> None:
             raise CheckpointError(
                 f"{where}: text_config.{name} is {_short(text[name])}, not a number of at least {least}"
             )
+    if text["num_experts_per_tok"] > text["num_experts"]:
+        raise CheckpointError(
+            f"{where}: num_experts_per_tok is {text['num_experts_per_tok']} of {text['num_experts']} experts"
+        )
     _check_layers(text, where)
     _check_rotary(text, where)
     _check_kinds(checkpoint.config, where)
+    _check_vision(checkpoint.config, where)
 
 
 def _check_architecture(config: dict[str, Any], where: str) -> None:
     given = config.get("architectures")
+    whole = "text_config" in config
+    fitting = _ARCHITECTURES[0 if whole else 1]
+    if isinstance(given, list) and given and given[0] in _ARCHITECTURES and given[0] != fitting:
+        raise CheckpointError(
+            f"{where}: architectures is {given[0]}, and {'a' if whole else 'no'} text_config is there, which "
+            f"only {fitting} has {'' if whole else 'not'}".rstrip()
+        )
     if not isinstance(given, list) or not given or given[0] not in _ARCHITECTURES:
         served = " or ".join(_ARCHITECTURES)
         raise CheckpointError(f"{where}: architectures is {_short(given)}, served is {served}")
@@ -70,6 +84,11 @@ def _check_layers(text: dict[str, Any], where: str) -> None:
     kinds, layers, (ple_layer,) = text["layer_types"], text["num_hidden_layers"], text["ple_layer_ids"]
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise CheckpointError(f"{where}: text_config.layer_types is no list of names")
+    strange = next((kind for kind in kinds if kind not in (RECURRENT, *ATTENTION)), None)
+    if strange is not None:
+        raise CheckpointError(
+            f"{where}: layer_types has {_short(strange)}, served are {RECURRENT}, full_attention"
+        )
     if len(kinds) != layers:
         raise CheckpointError(f"{where} names {len(kinds)} layer_types for {layers} layers")
     if not 1 <= ple_layer <= layers:
@@ -99,6 +118,17 @@ def _check_kinds(config: dict[str, Any], where: str) -> None:
     for dtype in (text.get("dtype"), config.get("dtype"), text.get("mamba_ssm_dtype")):
         if not isinstance(dtype or "", str):
             raise CheckpointError(f"{where}: dtype {_short(dtype)} is no name")
+
+
+def _check_vision(config: dict[str, Any], where: str) -> None:
+    vision = config.get("vision_config", {})
+    if not isinstance(vision, dict):
+        raise CheckpointError(f"{where}: vision_config is no object")
+    depth = vision.get("depth", 1)
+    if type(depth) is not int or not 1 <= depth <= _MOST_VISION_BLOCKS:
+        raise CheckpointError(
+            f"{where}: vision_config.depth is {_short(depth)}, not a number of 1 to {_MOST_VISION_BLOCKS}"
+        )
 
 
 def _short(value: object) -> str:

@@ -15,6 +15,7 @@ from ple_inference.vllm_engine.kv_figures import KvOptions, KvPlan, KvShape
 from ple_inference.vllm_engine.launch import Launch
 from ple_inference.vllm_engine.profile import GIB, Profile
 from ple_inference.vllm_engine.rank_memory import RankMemory, rank_memories
+from ple_inference.vllm_engine.stored_values import check_values
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,21 @@ class Plan:
         environment = [f"{name}={value}" for name, value in self.launch.environment.items()]
         return shlex.join([*environment, "vllm", *self.launch.arguments])
 
-    def left_bytes(self, stage: int) -> int:
-        """What a loaded stage and its K/V leave of a GPU."""
-        taken_bytes = self.memory[stage].reserved_bytes + self.kv_taken_bytes(stage)
-        return self.launch.profile.gpu_memory_bytes - taken_bytes
+    def left_bytes(self, stage: int) -> int | None:
+        """What a loaded stage and its K/V leave of a GPU; None where K/V is not known."""
+        kv_bytes = self.kv_taken_bytes(stage)
+        if kv_bytes is None:
+            return None
+        return self.launch.profile.gpu_memory_bytes - self.memory[stage].reserved_bytes - kv_bytes
 
-    def kv_taken_bytes(self, stage: int) -> int:
-        return self.kv.pool_blocks * self.kv.block_bytes[stage] if self.kv else 0
+    def kv_taken_bytes(self, stage: int) -> int | None:
+        """None without vLLM's planner."""
+        return self.kv.pool_blocks * self.kv.block_bytes[stage] if self.kv else None
 
 
 def make_plan(launch: Launch) -> Plan:
+    """Raises Refused, CheckpointError for scales that are no numbers, where there is more than headers."""
+    check_values(launch.tensors, launch.checkpoint.text, written=False)
     profile, text, modules = launch.profile, launch.checkpoint.text, launch.rank_modules()
     memory = rank_memories(modules, text, launch.load_options)
     kv_bytes = tuple(profile.budget_bytes - rank.reserved_bytes - profile.allowance_bytes for rank in memory)
@@ -70,7 +76,7 @@ def kv_options(profile: Profile) -> KvOptions:
 
 def _plan_kv(launch: Launch, kv_bytes: Sequence[int]) -> tuple[KvPlan | None, str]:
     if find_spec("vllm") is None:
-        return None, "vllm is not installed here, and K/V figures come from its planner"
+        return None, "not known: vLLM is not installed here, and the figures come from its planner"
     from ple_inference.vllm_engine.kv_plan import NoRoom, plan_kv
 
     shape = KvShape.of(launch.checkpoint.text, images="vision_config" in launch.checkpoint.config)
@@ -156,10 +162,12 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     yield f"{'stage':7}{'layers':>8}" + "".join(f"{column:>15}" for column in columns) + "   of a GPU"
     for stage, rank in enumerate(plan.memory):
         layers = pipeline.layers_of(stage)
-        sizes = [rank.weights_bytes, rank.held_bytes - rank.weights_bytes, rank.reserved_bytes]
-        sizes += [rank.peak_allocated_bytes, plan.kv_taken_bytes(stage), plan.left_bytes(stage)]
+        sizes: list[int | None] = [
+            *(rank.weights_bytes, rank.held_bytes - rank.weights_bytes, rank.reserved_bytes),
+            *(rank.peak_allocated_bytes, plan.kv_taken_bytes(stage), plan.left_bytes(stage)),
+        ]
         row = f"{stage:<7}{f'{layers.start}-{layers.stop - 1}':>8}"
-        row += "".join(f"{_gib(size):>15}" for size in sizes)
+        row += "".join(f"{'not known' if size is None else _gib(size):>15}" for size in sizes)
         yield f"{row}   {_gib(profile.gpu_memory_bytes)}" + (" table" if stage == pipeline.owner else "")
     for part in dict.fromkeys(part for rank in plan.memory for part in rank.parts):
         yield f"  {part:20}" + "".join(f"{_mib(rank.parts.get(part, 0)):>15}" for rank in plan.memory)

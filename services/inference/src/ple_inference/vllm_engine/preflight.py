@@ -14,6 +14,7 @@ from ple_inference.vllm_engine.launch import Launch
 from ple_inference.vllm_engine.profile import GIB
 from ple_inference.vllm_engine.rank_memory import RankMemory, rank_memories
 from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.stored_values import check_values
 from ple_inference.vllm_engine.table_gate import await_table
 from ple_inference.vllm_engine.vllm_arguments import refuse_environment
 from ple_inference.vllm_plugin.override import OverrideError
@@ -33,6 +34,7 @@ def check(launch: Launch, environ: Mapping[str, str]) -> None:
     _check_port(launch.settings.http_address)
     if not (launch.checkpoint.path / "tokenizer.json").is_file():
         raise Refused(f"{launch.checkpoint.path} has no tokenizer.json, and nothing is served without one")
+    check_values(launch.tensors, launch.checkpoint.text, written=True)
     memory = rank_memories(launch.rank_modules(), launch.checkpoint.text, launch.load_options)
     _check_gpus(launch, memory, visible_gpus(environ.get("CUDA_VISIBLE_DEVICES")))
     _check_host_memory(HostMemory.of(launch))

@@ -9,21 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from ple_inference.quantized.scheme import Scheme
+from ple_inference.vllm_engine.match_time import MatchTime, MatchTimeout
 from ple_inference.vllm_engine.refused import Refused
 
 PACKED = "compressed-tensors"
 FP8 = "fp8"
 _FORMAT = "pack-quantized"
 _BLOCK = [128, 128]
+# Some thousand modules by a few patterns take a hundredth of it.
+_MATCH_LIMIT_S = 10.0
 
 
 class _Targets:
     """Modules as compressed-tensors names them: by a regular expression from the start, or as they are."""
 
-    def __init__(self, where: str, given: Any) -> None:
+    def __init__(self, where: str, given: Any, time: MatchTime) -> None:
         """Raises Refused."""
-        if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-            raise Refused(f"{where} is no list of names")
+        self._where, self._time = where, time
+        _check_names(where, given)
         self._names = frozenset(name for name in given if not name.startswith("re:"))
         # Compiled here: re keeps only some hundreds, and each is asked of thousands of modules.
         self._patterns = [_pattern(where, name) for name in given if name.startswith("re:")]
@@ -31,7 +34,20 @@ class _Targets:
 
     def name(self, module: str) -> bool:
         """Whether one of them is this module's."""
-        return module in self._names or any(pattern.match(module) for pattern in self._patterns)
+        if module in self._names or not self._patterns:
+            return module in self._names
+        pattern = None
+        try:
+            with self._time.spent():
+                for pattern in self._patterns:
+                    if pattern.match(module):
+                        return True
+        except MatchTimeout:
+            shown = f"'re:{pattern.pattern}'" if pattern else "the patterns"
+            raise Refused(
+                f"{self._where}: {shown} took too long to match with {module}; write it without nested repeats"
+            ) from None
+        return False
 
 
 @dataclass(frozen=True)
@@ -51,14 +67,16 @@ class QuantizationConfig:
             raise Refused(
                 f"config.json: quant_method {self.method!r} is not served; use one in bf16, {FP8} or {PACKED}"
             )
+        time = MatchTime(_MATCH_LIMIT_S)
         self._groups: tuple[_Group, ...] = ()
-        self._ignored = _Targets("", [])
+        self._ignored = _Targets("", [], time)
         if self.method == PACKED:
-            self._groups = tuple(_groups(given))
-            self._ignored = _Targets("config.json: quantization_config.ignore", given.get("ignore") or [])
-        elif self.method == FP8 and given.get("weight_block_size", _BLOCK) != _BLOCK:
-            block = given["weight_block_size"]
-            raise Refused(f"config.json: weight_block_size {block} is not served; it must be {_BLOCK}")
+            self._groups = tuple(_groups(given, time))
+            self._ignored = _Targets(
+                "config.json: quantization_config.ignore", given.get("ignore") or [], time
+            )
+        elif self.method == FP8:
+            _check_fp8(given)
 
     def named(self, module: str) -> tuple[Scheme, ...]:
         """Schemes of the groups whose targets name this module, by its name in the checkpoint."""
@@ -73,20 +91,31 @@ class QuantizationConfig:
         return self.named(module) or _schemes(group for group in self._groups if group.targets.has_class)
 
 
+def _check_fp8(given: Mapping[str, Any]) -> None:
+    """Raises Refused."""
+    for field, served in (("weight_block_size", _BLOCK), ("activation_scheme", "dynamic")):
+        if given.get(field) != served:
+            raise Refused(f"config.json: {field} {given.get(field)!r} is not served; it must be {served!r}")
+    if given.get("fmt", "e4m3") != "e4m3":
+        raise Refused(f"config.json: fmt {given['fmt']!r} is not served; it must be 'e4m3'")
+    # What is converted is read from the tensors.
+    _check_names("config.json: modules_to_not_convert", given.get("modules_to_not_convert") or [])
+
+
 def _schemes(groups: Iterable[_Group]) -> tuple[Scheme, ...]:
     return tuple(group.scheme for group in groups)
 
 
-def _groups(given: Mapping[str, Any]) -> list[_Group]:
+def _groups(given: Mapping[str, Any], time: MatchTime) -> list[_Group]:
     groups = given.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise Refused(
             "config.json: quantization_config has no config_groups; what is packed how is not known"
         )
-    return [_group(name, group, given.get("format")) for name, group in groups.items()]
+    return [_group(name, group, given.get("format"), time) for name, group in groups.items()]
 
 
-def _group(name: str, group: Any, default_format: Any) -> _Group:
+def _group(name: str, group: Any, default_format: Any, time: MatchTime) -> _Group:
     where = f"config.json: config_groups.{name}"
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         raise Refused(f"{where} has no weights")
@@ -95,7 +124,7 @@ def _group(name: str, group: Any, default_format: Any) -> _Group:
         raise Refused(f"{where}: format {form!r} is not served; it must be {_FORMAT!r}")
     if group.get("input_activations") is not None:
         raise Refused(f"{where}: quantized activations are not served")
-    targets = _Targets(f"{where}.targets", group.get("targets"))
+    targets = _Targets(f"{where}.targets", group.get("targets"), time)
     return _Group(_scheme(where, group["weights"]), targets)
 
 
@@ -111,6 +140,11 @@ def _scheme(where: str, weights: Mapping[str, Any]) -> Scheme:
         with suppress(ValueError):
             return Scheme(bits, size)
     raise Refused(f"{where}: {bits!r} bits in groups of {size!r} are not served")
+
+
+def _check_names(where: str, given: Any) -> None:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise Refused(f"{where} is no list of names")
 
 
 def _pattern(where: str, name: str) -> re.Pattern[str]:

@@ -14,6 +14,7 @@ from math import prod
 
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
 from ple_inference.vllm_engine.pipeline import Pipeline
+from ple_inference.vllm_engine.products import PRODUCT_OF
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
 
 TABLE = ".ple_embedding.ngram_embedding."
@@ -21,19 +22,6 @@ _ROOTS = ("model.language_model.", "model.")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj$")
 _MIXER = re.compile(r"(.*hyper_connection)\.(input_mix_weight_down|block_inject_weight)$")
-_MERGED = {
-    "linear_attn.in_proj_qkv": "linear_attn.in_proj_qkvz",
-    "linear_attn.in_proj_z": "linear_attn.in_proj_qkvz",
-    "linear_attn.in_proj_b": "linear_attn.in_proj_ba",
-    "linear_attn.in_proj_a": "linear_attn.in_proj_ba",
-    "self_attn.q_proj": "self_attn.qkv_proj",
-    "self_attn.k_proj": "self_attn.qkv_proj",
-    "self_attn.v_proj": "self_attn.qkv_proj",
-    "mlp.shared_expert.gate_proj": "mlp.shared_expert.gate_up_proj",
-    "mlp.shared_expert.up_proj": "mlp.shared_expert.gate_up_proj",
-    "ple.key_proj": "ple.kv_proj",
-    "ple.value_proj": "ple.kv_proj",
-}
 # As they are made, and so as they are repacked: first those of the whole model, then those of a layer.
 _ORDER = ("visual", "embed_tokens", "layers", "hyper_connection_mixer", "lm_head")
 _MIXER_PARTS = (
@@ -176,7 +164,7 @@ def _place(name: str, fused_mixers: set[str], joined: set[str]) -> tuple[str, st
         return f"{mixer[1]}.input_mix_weight_down_block_inject", param
     if inner == "self_attn.indexer.index_qk_proj" and head in joined:
         return f"{head}self_attn.qkv_proj", param
-    return head + _MERGED.get(inner, inner), param
+    return head + PRODUCT_OF.get(inner, inner), param
 
 
 def _joined_indexers(tensors: Tensors) -> set[str]:

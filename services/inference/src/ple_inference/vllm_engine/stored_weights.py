@@ -9,21 +9,24 @@ from typing import Any
 
 from ple_inference.quantized.scheme import BITS, FP8_BLOCK, Scheme, words
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
-from ple_inference.vllm_engine.quantization_config import PACKED, QuantizationConfig
-from ple_inference.vllm_engine.rank_modules import text_name
+from ple_inference.vllm_engine.products import PRODUCTS
+from ple_inference.vllm_engine.quantization_config import FP8, PACKED, QuantizationConfig
 from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.stored_names import NUMBERS
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
 
 _EXPERT = re.compile(r"(layers\.\d+\.mlp\.experts)\.(\d+)\.((?:gate|up|down)_proj)$")
 _SCALE_TYPES = ("F16", "BF16")
 _AGAIN = "download it again, or use another checkpoint"
-# vLLM makes one matrix of each; all parts must be in one form.
-_MERGED = (
-    ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    ("ple.key_proj", "ple.value_proj"),
-)
+# vLLM builds these without a quantization; the second kind it does for fp8 only.
+_NEVER_QUANTIZED = ("mlp.gate", "mlp.shared_expert_gate", "block_inject_weight")
+_NEVER_FP8 = (*_NEVER_QUANTIZED, "embed_tokens", "lm_head", "input_mix_weight_down", "input_mix_weight_up")
+_PARAMS = {
+    "packed": ("weight_packed", "weight_scale", "weight_shape"),
+    "fp8": ("weight", "weight_scale_inv"),
+    "plain": ("weight",),
+}
+_FUSED = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,17 @@ class Form:
 class StoredWeights:
     """The decoder's matrices by module, without the architecture's prefix."""
 
-    def __init__(self, tensors: Tensors, text: Mapping[str, Any], config: QuantizationConfig) -> None:
+    def __init__(
+        self, tensors: Tensors, names: Mapping[str, str], text: Mapping[str, Any], config: QuantizationConfig
+    ) -> None:
+        """`names`: of the decoder's tensors, by `decoder_names`."""
         self._shapes, self._config, self._text = LinearShapes(text), config, text
         self._modules: dict[str, dict[str, Tensor]] = {}
         self._names: dict[str, str] = {}
-        for name, tensor in tensors.items():
-            if name.startswith(("mtp.", "model.visual.")):
-                continue
-            module, _, param = name.rpartition(".")
-            short = text_name(module)
-            self._modules.setdefault(short, {})[param] = tensor
-            self._names[short] = module
+        for short, name in names.items():
+            module, _, param = short.rpartition(".")
+            self._modules.setdefault(module, {})[param] = tensors[name]
+            self._names[module] = name.rpartition(".")[0]
         self._forms: dict[str, Form] = {}
 
     def check(self) -> None:
@@ -62,6 +65,13 @@ class StoredWeights:
         self._check_presence()
         self._check_merged()
 
+    def placed(self) -> Iterator[str]:
+        """Names without prefix of all tensors that were checked, and nothing else."""
+        for module, form in self._forms.items():
+            yield from (f"{module}.{param}" for param in _PARAMS[form.kind])
+        for layer in range(self._text["num_hidden_layers"]):
+            yield from (f"layers.{layer}.mlp.experts.{param}" for param in _FUSED)
+
     def _form(self, module: str, params: Mapping[str, Tensor]) -> Form:
         name = self._names[module]
         shape = self._shapes.of(module)
@@ -72,9 +82,7 @@ class StoredWeights:
         ):
             raise Refused(f"{_file(params)}: {name}.{stranger}: only symmetric weights in order are served")
         if "weight_packed" in params:
-            form = Form("packed", _packed_scheme(name, params, shape))
-            self._check_declared(module, name, params, form)
-            return form
+            return self._packed(module, params, shape)
         if "weight" not in params:
             raise Refused(
                 f"{_file(params)}: {name} has no weight, only {', '.join(sorted(params))}; {_AGAIN}"
@@ -84,19 +92,39 @@ class StoredWeights:
             raise Refused(
                 f"{_file(params)}: {name}.weight is {list(weight.shape)}, the config wants {list(shape)}"
             )
-        if weight.dtype.startswith("F8"):
-            _check_blocks(name, params, shape)
-            return Form("fp8")
+        return (
+            self._fp8(module, params, shape) if weight.dtype.startswith("F8") else self._plain(name, params)
+        )
+
+    def _packed(self, module: str, params: Mapping[str, Tensor], shape: tuple[int, int]) -> Form:
+        name = self._names[module]
+        if "weight" in params:
+            raise Refused(f"{_file(params)}: {name} is there twice, packed and not; {_AGAIN}")
+        _check_quantizable(module, name, params, _NEVER_QUANTIZED)
+        form = Form("packed", _packed_scheme(name, params, shape))
+        self._check_declared(module, name, params, form)
+        return form
+
+    def _fp8(self, module: str, params: Mapping[str, Tensor], shape: tuple[int, int]) -> Form:
+        name, dtype = self._names[module], params["weight"].dtype
+        if dtype != "F8_E4M3" or self._config.method != FP8:
+            method = self._config.method or "no quantization"
+            raise Refused(
+                f"{_file(params)}: {name} is {dtype}, config.json says {method}; served are F8_E4M3 weights "
+                f"with quant_method {FP8}"
+            )
+        _check_quantizable(module, name, params, _NEVER_FP8)
+        _check_blocks(name, params, shape)
+        return Form("fp8")
+
+    def _plain(self, name: str, params: Mapping[str, Tensor]) -> Form:
+        dtype = params["weight"].dtype
         if "weight_scale" in params or "weight_scale_inv" in params:
-            raise Refused(
-                f"{_file(params)}: {name} has a scale, and its weight is plain {weight.dtype}; {_AGAIN}"
-            )
-        if weight.dtype not in ("BF16", "F16", "F32"):
-            raise Refused(f"{_file(params)}: {name}.weight is {weight.dtype}, which is not served")
+            raise Refused(f"{_file(params)}: {name} has a scale, and its weight is plain {dtype}; {_AGAIN}")
+        if dtype not in NUMBERS:
+            raise Refused(f"{_file(params)}: {name}.weight is {dtype}, which is not served")
         if self._config.named(name):
-            raise Refused(
-                f"{_file(params)}: {name} is plain {weight.dtype}, config.json says that it is packed"
-            )
+            raise Refused(f"{_file(params)}: {name} is plain {dtype}, config.json says that it is packed")
         return Form("plain")
 
     def _check_declared(self, module: str, name: str, params: Mapping[str, Tensor], form: Form) -> None:
@@ -119,10 +147,10 @@ class StoredWeights:
                 stacks.setdefault(expert[1], {})[f"{expert[2]}.{expert[3]}"] = form
         for layer in range(self._text["num_hidden_layers"]):
             stack = f"layers.{layer}.mlp.experts"
-            if stack not in stacks:
-                self._check_fused(stack)
+            found = stacks.get(stack, {})
+            if not found or stack in self._modules:
+                self._check_fused(stack, found)
                 continue
-            found = stacks[stack]
             parts = ("gate_proj", "up_proj", "down_proj")
             wanted = (f"{number}.{part}" for number in range(self._shapes.experts) for part in parts)
             missing = next((name for name in wanted if name not in found), None)
@@ -130,20 +158,21 @@ class StoredWeights:
                 raise Refused(f"{stack}.{missing} is missing of {self._shapes.experts} experts; {_AGAIN}")
             self._check_alike(stack, found)
 
-    def _check_fused(self, stack: str) -> None:
+    def _check_fused(self, stack: str, single: Mapping[str, Form]) -> None:
         fused = self._modules.get(stack, {})
         rows, columns = self._shapes.of(f"{stack}.0.down_proj") or (0, 0)
-        expected = {
-            "gate_up_proj": (self._shapes.experts, 2 * columns, rows),
-            "down_proj": (self._shapes.experts, rows, columns),
-        }
-        for param, shape in expected.items():
+        shapes = ((self._shapes.experts, 2 * columns, rows), (self._shapes.experts, rows, columns))
+        for param, shape in zip(_FUSED, shapes, strict=True):
             if param not in fused:
                 raise Refused(f"{stack} are missing: neither single experts nor {param}; {_AGAIN}")
-            if fused[param].shape != shape:
+            tensor = fused[param]
+            if tensor.shape != shape or tensor.dtype not in NUMBERS:
                 raise Refused(
-                    f"{stack}.{param} is {list(fused[param].shape)}, the config wants {list(shape)}"
+                    f"{tensor.file.name}: {stack}.{param} is {tensor.dtype} {list(tensor.shape)}, the config "
+                    f"wants {list(shape)} in BF16"
                 )
+        if single:
+            raise Refused(f"{stack} are there twice, in one tensor and one by one; {_AGAIN}")
 
     def _check_presence(self) -> None:
         missing = next((module for module in self._expected() if module not in self._forms), None)
@@ -161,7 +190,7 @@ class StoredWeights:
 
     def _check_merged(self) -> None:
         for layer in range(self._text["num_hidden_layers"]):
-            for parts in _MERGED:
+            for parts in PRODUCTS.values():
                 names = [f"layers.{layer}.{part}" for part in parts]
                 self._check_alike(
                     f"layers.{layer}", {name: self._forms[name] for name in names if name in self._forms}
@@ -175,6 +204,13 @@ class StoredWeights:
                 f"{where}: {first} is stored as {forms[first]} and {other} as {forms[other]}; vLLM makes one "
                 "matrix of them, so they must be alike"
             )
+
+
+def _check_quantizable(module: str, name: str, params: Mapping[str, Tensor], never: tuple[str, ...]) -> None:
+    if module.endswith(never):
+        raise Refused(
+            f"{_file(params)}: {name} is quantized, and vLLM computes it in BF16; use another checkpoint"
+        )
 
 
 def _packed_scheme(name: str, params: Mapping[str, Tensor], shape: Sequence[int]) -> Scheme:

@@ -8,25 +8,17 @@ listed name, regex or class, and in which of the two architectures' names, then 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ple_inference.checkpoint import CheckpointError
-from ple_inference.quantized.scheme import PACKED, SCALE, SHAPE, WORD_BITS, words
+from ple_inference.quantized.scheme import BLOCK_SCALE, PACKED, SCALE, SHAPE, WORD_BITS, words
+from ple_inference.vllm_engine.products import siblings
 from ple_inference.vllm_engine.tensors import Tensors
 from ple_inference.vllm_plugin.override import OverrideError
 
-BLOCK_SCALE = ".weight_scale_inv"
-# vLLM computes each of these in one product, so they must be stored alike.
-ONE_PRODUCT = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("gate_proj", "up_proj"),
-    ("key_proj", "value_proj"),
-    ("in_proj_qkv", "in_proj_z"),
-    ("in_proj_b", "in_proj_a"),
-)
 # All experts of a layer share the scheme of the first, as vLLM asks for it.
 _OTHER_EXPERT = re.compile(r"\.experts\.[1-9]\d*\.")
 _TABLE = ".ngram_embedding."
@@ -121,7 +113,7 @@ def refuse_parts(tensors: Iterable[str]) -> None:
 def refuse_mixed(schemes: Mapping[str, Scheme], tensors: Container[str]) -> None:
     """One line for weights that must be stored alike and are not."""
     for module, scheme in schemes.items():
-        for sibling in _siblings(module):
+        for sibling in siblings(module):
             stored = sibling + PACKED in tensors or f"{sibling}.weight" in tensors
             if stored and schemes.get(sibling) != scheme:
                 raise OverrideError(
@@ -139,14 +131,6 @@ def refuse_without_humming(schemes: Mapping[str, Scheme], has_humming: Callable[
             f"triplex: checkpoint_schemes: {six} has 6-bit weights, whose kernels are in humming-kernels, "
             "which cannot be imported: pip install 'humming-kernels[cu13]==0.1.19'"
         )
-
-
-def _siblings(module: str) -> Iterator[str]:
-    """Modules that are computed with this one. All experts of a layer are one product of their own."""
-    parent, _, leaf = module.rpartition(".")
-    for parts in ONE_PRODUCT if ".experts." not in module else ():
-        if leaf in parts:
-            yield from (f"{parent}.{part}" for part in parts if part != leaf)
 
 
 def _scheme(module: str, tensors: Tensors) -> Scheme:
