@@ -19,6 +19,8 @@ class Agreement:
     positions: int
     argmax_equal: int
     parted_at_near_ties: int
+    parted_among_many: int
+    """All that were listed are that close, and so may be those that were not."""
     parted_elsewhere: int
     median_difference: float
     p999_difference: float
@@ -27,14 +29,15 @@ class Agreement:
     def __str__(self) -> str:
         return (
             f"{self.argmax_equal}/{self.positions} best tokens equal, {self.parted_at_near_ties} part at "
-            f"near-ties, {self.parted_elsewhere} elsewhere; difference median {self.median_difference:.4f}, "
-            f"p99.9 {self.p999_difference:.4f}, max {self.largest_difference:.4f}"
+            f"near-ties, {self.parted_among_many} among many, {self.parted_elsewhere} elsewhere; "
+            f"difference median {self.median_difference:.4f}, p99.9 {self.p999_difference:.4f}, "
+            f"max {self.largest_difference:.4f}"
         )
 
 
 def agreement(ours: list[Positions], theirs: list[Positions], near_tie: float = NEAR_TIE) -> Agreement:
     """Differences are of the log-probability of the prompt's own next token."""
-    equal = near = elsewhere = 0
+    equal = near = many = elsewhere = 0
     differences = []
     for our, their in zip(ours, theirs, strict=False):
         for a, b in zip(our, their, strict=True):
@@ -43,11 +46,13 @@ def agreement(ours: list[Positions], theirs: list[Positions], near_tie: float = 
                 equal += 1
             elif _gap(b, a["top"][0]) <= near_tie or _gap(a, b["top"][0]) <= near_tie:
                 near += 1
+            elif max(_spread(a), _spread(b)) <= near_tie:
+                many += 1
             else:
                 elsewhere += 1
     differences.sort()
     return Agreement(
-        len(differences), equal, near, elsewhere, statistics.median(differences),
+        len(differences), equal, near, many, elsewhere, statistics.median(differences),
         differences[int(len(differences) * 0.999)], differences[-1],
     )  # fmt: skip
 
@@ -58,6 +63,11 @@ def _gap(position: dict[str, Any], token: int) -> float:
         return float("inf")
     place = position["top"].index(token)
     return float(position["top_logprobs"][0] - position["top_logprobs"][place])
+
+
+def _spread(position: dict[str, Any]) -> float:
+    """From the best token to the last one that was listed."""
+    return float(position["top_logprobs"][0] - position["top_logprobs"][-1])
 
 
 def gap_where_parting(a: dict[str, Any], b: dict[str, Any]) -> float | None:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import findings
+import one_card
 
 from ple_rpc.client import TableClient
 
@@ -109,7 +110,8 @@ def running_engine(model: Path, address: str, pp: int, **arguments: Any) -> Iter
             "cudagraph_capture_sizes": [1, 2, 4, 8],
         },
     }
-    llm = LLM(**(options | arguments))
+    shared = one_card.ARGUMENTS if one_card.is_shared() and pp > 1 else {}
+    llm = LLM(**(options | shared | arguments))
     try:
         yield llm
     finally:
@@ -124,11 +126,10 @@ def run_scenario(
     deadline_s: float,
     gpus: str,
     environment: Mapping[str, str] | None = None,
-    before: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run a module's `run(settings)` in a process with these GPUs; the findings say error when it failed.
 
-    Then they are what it kept until it failed. `before` is a command that runs the process.
+    Then they are what it kept until it failed.
     """
     result, log, partial = (out / f"{name}.{suffix}" for suffix in ("json", "log", "partial.json"))
     for left in (result, partial):
@@ -146,7 +147,7 @@ def run_scenario(
     start_s = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*before, sys.executable, "-c", _CODE, scenario, json.dumps(settings), str(result)],
+            [sys.executable, "-c", _CODE, scenario, json.dumps(settings), str(result)],
             env=variables, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         ended = _wait(process, result, deadline_s)

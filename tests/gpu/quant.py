@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import quant_report
-from pipeline import Bisection
 
 Found = dict[str, Any]
 LENGTHS = [64, 5, 700, 2500, 4000]
 PREDICTIONS = Path(__file__).parents[2] / "docs/measurements/2026-11-30-int4-mixed-prediction.json"
 # As the predictions have it: loaded_memory.CASES.
 TOKENS = {1: 4096, 2: 1024}
-COMMAND_S = 570.0
-"""What a command may take where it is killed after ten minutes. The next one goes on with what is missing."""
 LEAST_S = 45.0
-PIPELINE_S = 300.0
-"""Of quant_pipeline, which goes on in the next command too."""
+STEPS = 160
+_OF_STAGES = ("placement", "pp_step_stream")
 # Two stages: each needs a layer of full attention, the fourth of four.
 _SMALL = {"quant": "int4-mixed", "layers": 8, "experts": 16}
 # One engine of several on a GPU. Bytes of K/V are given: neighbours come and go while it would measure.
@@ -35,9 +32,9 @@ _EFFECTS = ("Engine core initialization failed", "WorkerProc initialization fail
 class QuantParts:
     """What each part starts, and the lines of its table. `run` runs one scenario on GPUs."""
 
-    def __init__(self, out: Path, model: Path, pp: int, run: Callable[..., Found]) -> None:
+    def __init__(self, out: Path, model: Path, pp: int, seconds: float, run: Callable[..., Found]) -> None:
         self._out, self._folder, self._pp, self._run = out, model.parent, pp, run
-        self._end_s = time.monotonic() + COMMAND_S
+        self._end_s = time.monotonic() + seconds
 
     def quant(self) -> list[str]:
         """INT4-mixed, 8 layers, 512 experts: one stage, several, Transformers on decoded weights, memory."""
@@ -71,12 +68,7 @@ class QuantParts:
             started = {label: some.submit(self._small, label, *case) for label, case in cases.items()}
         found = {label: future.result() for label, future in started.items()}
         lines = quant_report.endings(found)
-        return lines + (self._placement(small) if self._pp > 1 else [])
-
-    def quant_pipeline(self) -> list[str]:
-        """Two stages with one thing changed at a time: which of them do not die."""
-        self._end_s = min(self._end_s, time.monotonic() + PIPELINE_S)
-        return Bisection(self._out, self._folder, self._start).lines()
+        return lines + (self._stages(small) if self._pp > 1 else [])
 
     def quant_linears(self) -> list[str]:
         """One-token products by kernel."""
@@ -86,28 +78,16 @@ class QuantParts:
         """Rounding waste of pinned host memory."""
         return quant_report.pinned(self._start("pinned_memory", {}, 60, "0"))
 
-    def _start(
-        self,
-        name: str,
-        settings: Found,
-        deadline_s: float,
-        gpus: str,
-        *,
-        keeps_errors: bool = False,
-        **how: Any,
-    ) -> Found:
-        """Run a scenario, unless an earlier command on this machine has its findings, or no time is left.
-
-        `how`: what run_scenario takes besides.
-        """
+    def _start(self, name: str, settings: Found, deadline_s: float, gpus: str) -> Found:
+        """Run a scenario, unless an earlier command on this machine has its findings, or no time is left."""
         kept = self._folder / "found" / f"{name}.json"
         if kept.exists():
             return json.loads(kept.read_text()) | {"kept": True}
         left_s = min(deadline_s, self._end_s - time.monotonic())
         if left_s < LEAST_S:
             return {"error": "no time left in this command: run it again", "tail": [], "taken_s": 0.0}
-        found = self._run(name, settings, left_s, gpus, **how)
-        if keeps_errors or "error" not in found:
+        found = self._run(name, settings, left_s, gpus)
+        if "error" not in found:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(found))
         return found
@@ -144,32 +124,32 @@ class QuantParts:
 
     def _answers(self, model: Path, pp: int) -> Found:
         settings = {
-            "scenario": "quant_answers", "model": str(model), "pp": pp, "lengths": LENGTHS, "steps": 160,
+            "scenario": "quant_answers", "model": str(model), "pp": pp, "lengths": LENGTHS, "steps": STEPS,
             "arguments": {"max_num_batched_tokens": TOKENS.get(pp, 1024)},
         }  # fmt: skip
-        gpus = ",".join(str(number) for number in range(pp))
-        return self._start(f"quant_{model.name}_pp{pp}", settings, 330, gpus)
+        return self._start(f"quant_{model.name}_pp{pp}", settings, 330, _gpus(pp))
 
-    def _small(self, label: str, model: Path, off: list[str]) -> Found:
+    def _small(self, label: str, model: Path, off: list[str], pp: int = 1) -> Found:
         """A start that shares its GPU with others; without findings it has the line that it ended with."""
         name = "quant_off_" + re.sub(r"\W+", "_", label)
         settings = {
-            "scenario": "quant_answers", "model": str(model), "pp": 1, "lengths": LENGTHS[:3],
-            "arguments": _SHARED, "disable": off,
+            "scenario": "quant_answers", "model": str(model), "pp": pp, "lengths": LENGTHS[:3],
+            "steps": STEPS if pp > 1 else 0, "arguments": _SHARED, "disable": off,
         }  # fmt: skip
-        found = self._start(name, settings, 240, "0")
+        found = self._start(name, settings, 240, _gpus(pp))
         return found if "error" not in found else found | {"ended": cause(self._out / f"{name}.log")}
 
-    def _placement(self, model: Path) -> list[str]:
-        """What each rank of two holds with the override and without it."""
-        held = {}
-        for label, off in (("on", []), ("off", ["placement"])):
-            settings = {
-                "scenario": "quant_answers", "model": str(model), "pp": 2, "lengths": LENGTHS[:1],
-                "arguments": _SHARED, "disable": off,
-            }  # fmt: skip
-            held[label] = self._start(f"quant_placement_{label}", settings, 200, "0,1")
-        return quant_report.placement(held)
+    def _stages(self, model: Path) -> list[str]:
+        """Two stages: what each rank holds without `placement`, and what becomes of decode steps without
+        `pp_step_stream`.
+        """
+        cases = {"two stages": [], **{f"{name} off, two stages": [name] for name in _OF_STAGES}}
+        found = {label: self._small(label, model, off, 2) for label, off in cases.items()}
+        return quant_report.stages(found)
+
+
+def _gpus(pp: int) -> str:
+    return ",".join(str(number) for number in range(pp))
 
 
 def cause(log: Path) -> str:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-from dequantized_model import Stored
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ple_inference.quantized.scheme import PACKED, SCALE, SHAPE
 from ple_inference.synthetic.layout import files
 from ple_inference.synthetic.options import SyntheticOptions
 from ple_inference.synthetic.writer import write_checkpoint
 
 INDEX = "model.safetensors.index.json"
-PLAIN_FILE = "model-plain.safetensors"
-VOCABULARY = ("model.embed_tokens", "lm_head")
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:
@@ -32,8 +26,6 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         write_checkpoint(folder, options, files(options), force=True, progress=lambda _: None)
     if "lacks" in settings:
         copy_without(folder, Path(settings["faulty"]), settings["lacks"])
-    if "plain" in settings and not (Path(settings["plain"]) / INDEX).exists():
-        copy_plain(folder, Path(settings["plain"]))
     if "listed" in settings:
         copy_listed(folder, Path(settings["listed"]))
     return {"gib": sum(path.stat().st_size for path in folder.iterdir()) / 2**30}
@@ -46,27 +38,6 @@ def copy_without(source: Path, target: Path, name: str) -> None:
     _link(source, target, {INDEX, file})
     _copy_file(source / file, target / file, {name})
     (target / INDEX).write_text(json.dumps(index))
-
-
-def copy_plain(source: Path, target: Path) -> None:
-    """INT4-mixed without images, but embedding and head, decoded, are stored in BF16."""
-    index, config = (json.loads((source / name).read_text()) for name in (INDEX, "config.json"))
-    weights = index["weight_map"]
-    parts = {f"{module}{part}" for module in VOCABULARY for part in (PACKED, SCALE, SHAPE)}
-    changed = {weights[name] for name in parts}
-    _link(source, target, {"config.json", INDEX, *changed})
-    with ExitStack() as files, torch.no_grad():
-        plain = {f"{module}.weight": Stored(source, files, "cpu").weight(module) for module in VOCABULARY}
-        save_file(plain, target / PLAIN_FILE)
-    for file in changed:
-        _copy_file(source / file, target / file, parts)
-    kept = {name: file for name, file in weights.items() if name not in parts}
-    (target / INDEX).write_text(json.dumps(index | {"weight_map": kept | dict.fromkeys(plain, PLAIN_FILE)}))
-    quantization = config["quantization_config"]
-    quantization["ignore"] += VOCABULARY
-    for group in quantization["config_groups"].values():
-        group["targets"] = [words.replace("lm_head|embed_tokens|", "") for words in group["targets"]]
-    (target / "config.json").write_text(json.dumps(config))
 
 
 def copy_listed(source: Path, target: Path) -> None:

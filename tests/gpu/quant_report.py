@@ -12,7 +12,7 @@ Found = dict[str, Any]
 MEDIAN, P999, NEAR_TIE = 0.02, 0.15, 0.2
 """Of log-probabilities against decoded weights. vLLM rounds scales from fp16 to bf16 and multiplies in bf16,
 the reference rounds their product once: about twice what bf16 alone was seen to leave (0.008 and 0.063)."""
-__all__ = ["answers", "endings", "failure", "line", "linears", "memory", "pinned", "placement"]
+__all__ = ["answers", "endings", "failure", "line", "linears", "memory", "pinned", "stages"]
 
 
 def answers(quant: str, ours: dict[int, Found], theirs: Found) -> list[str]:
@@ -74,12 +74,13 @@ def endings(found: dict[str, Found]) -> list[str]:
     return lines
 
 
-def placement(held: dict[str, Found]) -> list[str]:
+def stages(found: dict[str, Found]) -> list[str]:
     lines = []
-    for label, found in held.items():
-        lines += failure(f"placement {label}", found)
-        sizes = [f"{rank['allocated_bytes']:,}" for rank in found.get("memory", [])]
-        lines.append(line(f"placement {label}, PP=2, allocated bytes", ", ".join(sizes)))
+    for label, case in found.items():
+        if "memory" in case:
+            sizes = ", ".join(f"{rank['allocated_bytes']:,}" for rank in case["memory"])
+            lines.append(line(f"{label}, allocated bytes", sizes))
+        lines.append(line(label, case["ended"][:400] if "ended" in case else "answers"))
     return lines
 
 

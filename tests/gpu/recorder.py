@@ -7,9 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import one_card
 import real_checkpoint
 import torch
 from torch import Tensor
+
+if one_card.is_shared():
+    one_card.share()  # vLLM imports its workers' extension before it makes the device
 
 
 class PinnedTable:

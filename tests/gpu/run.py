@@ -4,8 +4,8 @@
     python tests/gpu/run.py --out DIR --only outputs      log-probabilities, kills, soak
     python tests/gpu/run.py --out DIR --only cost cold    a step's lookups, a cold prompt
     python tests/gpu/run.py --out DIR --only quant        INT4-mixed; so quant_off, _fp8, _linears, _pinned
-    python tests/gpu/run.py --out DIR --only quant_pipeline   what keeps INT4-mixed alive in two stages
     python tests/gpu/run.py --out DIR --pp 3              three stages, on a machine with three GPUs
+    python tests/gpu/run.py --out DIR --one-card          stages share a card: for outputs and memory
 
 Needs vLLM 0.33.0 with the plugin, the packages of daemon and client, bench/ on the path, and GPUs of 100 GB.
 Each scenario runs in a process of its own and has a deadline.
@@ -20,28 +20,29 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import one_card
 import report
 from engine import run_scenario
 from quant import QuantParts
 
 PARTS = ("outputs", "cost", "cold", "quant", "quant_off", "quant_fp8", "quant_linears", "quant_pinned")
-# Asked for by name: it looks for the cause of a known failure.
-SEARCHES = ("quant_pipeline",)
-_SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8", *SEARCHES}
+_SEVERAL = {"outputs", "quant", "quant_off", "quant_fp8"}
 LENGTHS = [64, 5, 700, 2500, 4000]
+SECONDS = 570.0
+"""Where a command is killed after ten minutes."""
 Found = dict[str, Any]
 
 
 def main() -> None:
     options = _arguments()
     gpus = _count_gpus()
-    needed = options.pp if _SEVERAL & set(options.only) else 1
+    needed = options.pp if _SEVERAL & set(options.only) and not options.one_card else 1
     if gpus < needed:
         sys.exit(f"run.py: --pp {options.pp} needs {needed} GPUs, this machine has {gpus}")
     options.out.mkdir(parents=True, exist_ok=True)
-    run = Run(options.out, options.model, options.pp)
+    run = Run(options)
     lines: list[str] = []
-    for part in (*PARTS, *SEARCHES):
+    for part in PARTS:
         if part in options.only:
             lines += getattr(run.quantized if part.startswith("quant") else run, part)()
     print("\n".join(lines))
@@ -54,9 +55,12 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="where logs and findings go")
     parser.add_argument("--pp", type=int, default=2, help="stages of the run that is held against one (2)")
+    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS, help="which parts (all)")
+    parser.add_argument("--one-card", action="store_true", help="all stages on the first card")
     parser.add_argument(
-        "--only", nargs="*", default=PARTS, choices=(*PARTS, *SEARCHES), help="which parts (all)"
-    )
+        "--seconds", type=float, default=SECONDS,
+        help=f"for the parts named quant; the next command goes on with what is missing ({SECONDS:g})",
+    )  # fmt: skip
     default = Path("/tmp/triplex-gpu/model")
     parser.add_argument("--model", type=Path, default=default, help=f"where the checkpoint goes ({default})")
     return parser.parse_args()
@@ -65,10 +69,11 @@ def _arguments() -> argparse.Namespace:
 class Run:
     """One run of the script. Each part returns lines of the table."""
 
-    def __init__(self, out: Path, model: Path, pp: int) -> None:
-        self._out, self._model, self._pp = out, model, pp
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._out, self._model, self._pp = options.out, options.model, options.pp
+        self._one_card = options.one_card
         self._start_s = time.monotonic()
-        self.quantized = QuantParts(out, model, pp, self._run)
+        self.quantized = QuantParts(self._out, self._model, self._pp, options.seconds, self._run)
 
     def outputs(self) -> list[str]:
         """One stage, several stages and Transformers on one checkpoint."""
@@ -107,6 +112,9 @@ class Run:
         }  # fmt: skip
 
     def _run(self, name: str, settings: Found, deadline_s: float, gpus: str, **how: Any) -> Found:
+        if self._one_card:
+            gpus = "0"
+            how["environment"] = one_card.ENVIRONMENT | dict(how.get("environment") or {})
         found = run_scenario(name, settings, self._out, deadline_s, gpus, **how)
         now_s = time.monotonic() - self._start_s
         print(

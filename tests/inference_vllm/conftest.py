@@ -111,7 +111,7 @@ class Machine:
             self.command(*arguments),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             env=self.environment(**extra),
         )
 

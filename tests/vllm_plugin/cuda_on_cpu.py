@@ -28,7 +28,7 @@ SLOTS = 4
 class Stream:
     """Does what it is given in order, in a thread of its own, and nothing on the thread that gives it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: object = None) -> None:
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cuda-stream", daemon=True)
         self._thread.start()
@@ -40,14 +40,18 @@ class Stream:
         self._work.put(work)
 
     def wait_stream(self, other: Stream) -> None:
-        event = Event()
-        event.record(other)
+        self.wait_event(other.record_event())
+
+    def wait_event(self, event: Event) -> None:
         event.wait(self)
 
-    def synchronize(self) -> None:
+    def record_event(self) -> Event:
         event = Event()
         event.record(self)
-        event.synchronize()
+        return event
+
+    def synchronize(self) -> None:
+        self.record_event().synchronize()
 
     def close(self) -> None:
         self._work.put(None)
@@ -67,6 +71,7 @@ class Event:
 
     def __init__(self, *, external: bool = False) -> None:
         self._passed: threading.Event | None = None
+        self._touched_by = Event.touched_by  # this test's: a later one may collect what is left
         self._touch()
 
     @property
@@ -97,7 +102,7 @@ class Event:
         return self._passed is None or self._passed.is_set()
 
     def _touch(self) -> None:
-        Event.touched_by.add(threading.current_thread().name)
+        self._touched_by.add(threading.current_thread().name)
 
 
 class Cuda:
@@ -110,7 +115,9 @@ class Cuda:
         for name in ("Stream", "Event"):
             monkeypatch.setattr(torch.cuda, name, globals()[name])
         monkeypatch.setattr(torch.cuda, "current_stream", self.current_stream)
+        monkeypatch.setattr(torch.cuda, "set_stream", self.set_stream)
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
         cuda = self
 
         def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -121,8 +128,11 @@ class Cuda:
 
         monkeypatch.setattr(torch.Tensor, "copy_", copy_)
 
-    def current_stream(self) -> Stream:
+    def current_stream(self, device: object = None) -> Stream:
         return self._current
+
+    def set_stream(self, stream: Stream) -> None:
+        self._current = stream
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:

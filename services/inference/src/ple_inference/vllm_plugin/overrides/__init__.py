@@ -11,6 +11,7 @@ from ple_inference.vllm_plugin.overrides import (
     pp_config_gate,
     pp_model_state,
     pp_orphan_kv,
+    pp_step_stream,
     qsa_projection,
     quantized_embeddings,
 )
@@ -19,6 +20,7 @@ ALL: tuple[Override, ...] = (
     pp_config_gate.OVERRIDE,
     pp_model_state.OVERRIDE,
     pp_orphan_kv.OVERRIDE,
+    pp_step_stream.OVERRIDE,
     daemon_embedding.OVERRIDE,
     checkpoint_schemes.OVERRIDE,
     placement.OVERRIDE,
