@@ -5,6 +5,9 @@ SHELL := /bin/bash
 .ONESHELL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
+# Environments are installed uncompiled: the first process that imports a module keeps what it compiled. A shell or
+# an image that forbids that would have every process compile torch and transformers anew, for 12 of 20 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 # PYTHON=python3.12            which interpreter makes the environment (3.11 to 3.13)
 # TORCH_INDEX=URL              another index for torch, e.g. PyTorch's own one of CPU builds
@@ -34,7 +37,7 @@ PROJECTS := protos services/ple_daemon services/inference services/gateway
 READY := $(VENV)/ready
 PROTOS := $(wildcard protos/ple_rpc/table/v1/*.proto)
 
-.PHONY: help setup run serve up down test test-containers restarts-doc soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
+.PHONY: help setup run serve up down test compiled test-containers restarts-doc soak soak-gateway check audit format protos protos-check overrides-doc vllm-diff bench bench-litellm lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -73,8 +76,13 @@ serve: run ## the same as run
 TEST_NEEDS := $(VLLM_WHEEL) var/vllm-planner/ready var/node/ready var/schemathesis-venv/ready
 
 test: $(READY) ## all that CI tests without root: checks, then tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync check $(TEST_NEEDS)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync check compiled $(TEST_NEEDS)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# What each of the processes that test would compile at the same time is compiled once, beside mypy: modules by
+# collecting all tests, kernels by one of them, which starts a daemon.
+compiled: $(READY)
+	@said=$$($(BIN)/python -m pytest -qq -k test_socket_and_folder_are_private 2>&1) || { echo "$$said"; exit 1; }
 
 up: ## start the three services in containers; the tiny model where there is no GPU
 	@python3 deploy/stack.py up $(STACK)
@@ -116,8 +124,7 @@ check: $(READY) ## lint, types, import borders, generated code; never edits
 # Findings fail; a machine that cannot reach the index gets a word and success.
 audit: $(READY) ## look for known vulnerabilities in the locked dependencies
 	@if [ ! -x var/audit-venv/bin/pip-audit ]; then
-	  $(BIN)/python -m venv var/audit-venv
-	  if ! var/audit-venv/bin/python -m pip --disable-pip-version-check install --quiet -r constraints/audit.txt 2> /dev/null; then
+	  if ! { $(call tool_venv,var/audit-venv,constraints/audit.txt); } 2> /dev/null; then
 	    echo "make: audit skipped: pip-audit cannot be installed, is there a network?"; rm -rf var/audit-venv; exit 0
 	  fi
 	fi
@@ -133,10 +140,13 @@ format: $(READY) ## what check would complain of and a tool can mend
 	@$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# An environment of its own for a tool, filled by the large one's pip, so that it needs none.
+tool_venv = $(BIN)/python -m venv --clear --without-pip $(1); $(BIN)/python -m pip --disable-pip-version-check \
+  --python $(1)/bin/python install --quiet --progress-bar off --no-compile -r $(2)
+
 # The oldest generator that vLLM's protobuf bounds admit; its code runs under every newer runtime.
 var/protos-venv/ready: constraints/protos.txt | $(READY)
-	@$(BIN)/python -m venv var/protos-venv
-	var/protos-venv/bin/python -m pip --disable-pip-version-check install --quiet -r constraints/protos.txt
+	@$(call tool_venv,$(@D),$<)
 	touch $@
 
 define generate_protos
@@ -173,8 +183,7 @@ var/vllm-planner/ready: constraints/vllm-planner.txt constraints/vllm.txt $(VLLM
 
 # Kept apart from the environment: it wants an older jsonschema-rs than the gateway's.
 var/schemathesis-venv/ready: constraints/schemathesis.txt | $(READY)
-	@$(BIN)/python -m venv var/schemathesis-venv
-	var/schemathesis-venv/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off -r $<
+	@$(call tool_venv,$(@D),$<)
 	touch $@
 
 # Clients on Node that tests let talk to the gateway. A machine without Node skips those tests. Not `npm ci`: it
@@ -212,8 +221,7 @@ bench: $(READY) var/models/triplex-tiny/config.json ## print the ratios that the
 
 # Kept apart from the environment, whose versions its pins exclude.
 var/litellm/bin/litellm: constraints/litellm.txt | $(READY)
-	@$(BIN)/python -m venv --clear var/litellm
-	var/litellm/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off -r $<
+	@$(call tool_venv,var/litellm,$<)
 	touch $@
 
 bench-litellm: $(READY) var/litellm/bin/litellm ## the gateway's ratios with LiteLLM's proxy beside it

@@ -18,7 +18,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from ple_inference.tiny.config import TinyOptions
 from ple_inference.tiny.stamp import is_complete
-from ple_inference.tiny.writer import write_checkpoint
 
 # A deadline in wall-clock time for each example fails on a machine that has something else to do.
 hypothesis.settings.register_profile("triplex", deadline=None)
@@ -41,12 +40,38 @@ GROUPS = {
 }
 
 
+# These take minutes and go first: at the end no process works on alone while others have nothing to do.
+LONGEST = (
+    "stack",
+    "inference server",
+    "ple_daemon/test_process.py",
+    "vllm_plugin/test_row_source.py",
+    "inference_vllm/test_plan.py",
+    "packaging/test_wheels.py",
+    "ple_daemon/test_soak.py",
+    "ple_daemon/test_shared_memory_faults.py",
+    "vllm_plugin/test_quantized_checkpoints.py",
+    "ple_daemon/test_slow_drive.py",
+    "ple_daemon/test_remote.py",
+)
+
+
+def group_of(nodeid: str) -> str:
+    """What goes to one process whole: a group by name, or a file."""
+    path = nodeid.split("::", 1)[0].removeprefix("tests/")
+    return GROUPS.get(path, path)
+
+
 class GroupedScheduling(LoadScopeScheduling):
     """Hands out whole groups. (xdist's own marker for groups does nothing under pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::", 1)[0].removeprefix("tests/")
-        return GROUPS.get(path, path)
+        return group_of(nodeid)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {group: place for place, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(group_of(item.nodeid), len(places)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupedScheduling:
@@ -77,6 +102,8 @@ def make_checkpoint(
         with (place / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_complete(checkpoint, options):
+                from ple_inference.tiny.writer import write_checkpoint  # torch: not for who hands tests out
+
                 write_checkpoint(checkpoint, options, force=False, progress=lambda _: None)
         return checkpoint
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ple_inference.checkpoint import read_checkpoint
+from ple_inference.reference.serve import ServeError, serve
 from ple_inference.settings import SettingsError, load_settings, split_address
 
 
@@ -95,7 +97,16 @@ def test_strange_ple_layers(copy: Path, layers: object) -> None:
 
 @pytest.mark.parametrize("changes", [{"vocab_size": "x"}, {"num_hidden_layers": 3}, {"layer_types": 5}])
 def test_a_config_that_transformers_refuses(copy: Path, changes: dict[str, object]) -> None:
+    """As the command serves, in this process, which has torch and transformers already."""
     change_config(copy, lambda config: config["text_config"].update(changes))
+    flags = {"model": copy, "http_address": "127.0.0.1:0"}
+    with pytest.raises(ServeError, match=f"^cannot load {copy}: .+") as refused:
+        serve(load_settings({}, flags, copy), read_checkpoint(copy))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_failed_load_ends_the_command(copy: Path) -> None:
+    change_config(copy, lambda config: config["text_config"].update(vocab_size="x"))
     line = refuse("serve", "--model", str(copy), "--http-address", "127.0.0.1:0")
     assert f"cannot load {copy}: " in line
 

@@ -16,9 +16,10 @@ import pytest
 from ple_inference.tiny.config import TinyOptions
 from ple_rpc.client import TableClient
 
-sys.path.insert(0, str(Path(__file__).parent))  # for released_layout
+sys.path.insert(0, str(Path(__file__).parent))  # for released_layout and refused_case
 
 import released_layout
+from refused_case import Case
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_DEADLINE_S = 90.0
@@ -110,7 +111,7 @@ class Machine:
             self.command(*arguments),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             env=self.environment(**extra),
         )
 
@@ -134,6 +135,12 @@ def machine(tmp_path: Path, planner_path: Path) -> Machine:
         path.write_text(content)
         path.chmod(0o755)
     return Machine(folder, planner_path)
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Case:
+    """A checkpoint to do something to."""
+    return Case(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ FP8 = {
     "weight_block_size": [128, 128],
     "modules_to_convert": ["ple.ple_embedding.ngram_embedding"],
 }
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F8_E4M3": 1, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
 
 TEXT: dict[str, Any] = {
     "model_type": "qwen4_exp_text",
@@ -59,6 +59,7 @@ TEXT: dict[str, Any] = {
     "ple_embed_dim": 2560,
     "ple_conv_kernel_size": 4,
     "ngram_size": 3,
+    "split_ngram_parts": 128,
     "heads_per_ngram": 8,
 }
 

@@ -16,8 +16,8 @@ class MatchTime:
     """CPU seconds for all matching together. For the main thread, which alone can be interrupted.
 
     A pattern takes exponential time by nested repeats, by alternatives that overlap, or by many repeats in a
-    row: which ones do is hard to tell from the pattern, so it is tried. `re` looks for signals while it matches,
-    and this timer counts the process's own work, whatever else the machine does.
+    row: which ones do is hard to tell from the pattern, so it is tried. `re` looks for signals while it
+    matches, and this timer counts the process's own work, whatever else the machine does.
     """
 
     def __init__(self, limit_s: float) -> None:

@@ -67,17 +67,16 @@ def check_config(checkpoint: Checkpoint) -> None:
 
 
 def _check_architecture(config: dict[str, Any], where: str) -> None:
-    given = config.get("architectures")
-    whole = "text_config" in config
-    fitting = _ARCHITECTURES[0 if whole else 1]
-    if isinstance(given, list) and given and given[0] in _ARCHITECTURES and given[0] != fitting:
-        raise CheckpointError(
-            f"{where}: architectures is {given[0]}, and {'a' if whole else 'no'} text_config is there, which "
-            f"only {fitting} has {'' if whole else 'not'}".rstrip()
-        )
+    given, whole = config.get("architectures"), "text_config" in config
     if not isinstance(given, list) or not given or given[0] not in _ARCHITECTURES:
         served = " or ".join(_ARCHITECTURES)
         raise CheckpointError(f"{where}: architectures is {_short(given)}, served is {served}")
+    fitting = _ARCHITECTURES[0 if whole else 1]
+    if given[0] != fitting:
+        raise CheckpointError(
+            f"{where}: architectures is {given[0]}; with{'' if whole else 'out'} a text_config it must be "
+            f"{fitting}"
+        )
 
 
 def _check_layers(text: dict[str, Any], where: str) -> None:

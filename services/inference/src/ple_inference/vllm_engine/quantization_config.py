@@ -17,7 +17,7 @@ FP8 = "fp8"
 _FORMAT = "pack-quantized"
 _BLOCK = [128, 128]
 # Some thousand modules by a few patterns take a hundredth of it.
-_MATCH_LIMIT_S = 10.0
+_MATCH_LIMIT_S = 5.0
 
 
 class _Targets:
@@ -45,7 +45,7 @@ class _Targets:
         except MatchTimeout:
             shown = f"'re:{pattern.pattern}'" if pattern else "the patterns"
             raise Refused(
-                f"{self._where}: {shown} took too long to match with {module}; write it without nested repeats"
+                f"{self._where}: {shown} took too long to match {module}; write it without nested repeats"
             ) from None
         return False
 

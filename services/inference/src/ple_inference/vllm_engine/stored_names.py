@@ -32,10 +32,11 @@ _PASSED_OVER = re.compile(
     r"hashstats_|token_lookup|rotary(_pos)?_emb\.(inv_freq|(cos|sin)_cached)$|self_attn\.(.*\.)?_?[kv]_scale$"
     r"|^hyper_connection_mixer\.block_inject_weight\."
 )
-_LAYER = re.compile(r"layers\.(\d{1,9})\.(?:mlp\.experts\.(\d{1,9})\.)?")
+_LAYER = re.compile(r"layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
 _BLOCK = re.compile(r"model\.visual\.blocks\.(\d{1,9})\.")
-_AGAIN = "download it again, or use another checkpoint"
-_OTHER_CONFIG = "take the config.json of this checkpoint, or another checkpoint"
+_MOST_DIGITS = 9
+AGAIN = "download it again, or use another checkpoint"
+OTHER_CONFIG = "take the config.json of this checkpoint, or another checkpoint"
 
 
 def decoder_names(tensors: Tensors, *, text_only: bool) -> dict[str, str]:
@@ -49,10 +50,10 @@ def decoder_names(tensors: Tensors, *, text_only: bool) -> dict[str, str]:
         if name.startswith((_DRAFT, _VISION)) or TABLE in name:
             continue
         if not name.startswith((*roots, "lm_head.")):
-            raise Refused(f"{tensor.file.name}: {name} is no tensor of this architecture; {_OTHER_CONFIG}")
+            raise Refused(f"{tensor.file.name}: {name} is no tensor of this architecture; {OTHER_CONFIG}")
         short = text_name(name)
         if short in found:
-            raise Refused(f"{tensor.file.name}: {name} and {found[short]} are the same tensor; {_AGAIN}")
+            raise Refused(f"{tensor.file.name}: {name} and {found[short]} are the same tensor; {AGAIN}")
         if not _PASSED_OVER.search(short):
             found[short] = name
     return found
@@ -64,11 +65,16 @@ def refuse_other_layers(names: Mapping[str, str], text: Mapping[str, Any]) -> No
     for short, name in names.items():
         layer = _LAYER.match(short)
         for field, number in zip(fields, layer.groups() if layer else (), strict=False):
-            if number is not None and int(number) >= text[field]:
+            if number is not None and not _is_index(number, text[field]):
                 raise Refused(
                     f"the checkpoint has {name}, and config.json says that {field} is {text[field]}; "
-                    f"{_OTHER_CONFIG}"
+                    f"{OTHER_CONFIG}"
                 )
+
+
+def _is_index(number: str, count: int) -> bool:
+    """Written as an index is: 03 is none, and thousands of digits are no number to compute with."""
+    return len(number) <= _MOST_DIGITS and str(int(number)) == number and int(number) < count
 
 
 def check_small(tensors: Tensors, names: Mapping[str, str], text: Mapping[str, Any]) -> None:
@@ -95,22 +101,22 @@ def refuse_strangers(names: Iterable[str], tensors: Tensors) -> None:
     if stranger is not None:
         raise Refused(
             f"{tensors[stranger].file.name}: the model of config.json has no place for {stranger}; "
-            f"{_OTHER_CONFIG}"
+            f"{OTHER_CONFIG}"
         )
 
 
 def _check(expected: Shapes, found: Mapping[str, Tensor]) -> None:
     for name, shape in expected.items():
         if name not in found:
-            raise Refused(f"the checkpoint has no {name}; {_AGAIN}")
+            raise Refused(f"the checkpoint has no {name}; {AGAIN}")
         tensor = found[name]
         types = ("I64",) if is_hash_constant(name) else NUMBERS
         if tensor.dtype not in types:
-            raise Refused(f"{tensor.file.name}: {name} is {tensor.dtype}, not {' or '.join(types)}; {_AGAIN}")
+            raise Refused(f"{tensor.file.name}: {name} is {tensor.dtype}, not {' or '.join(types)}; {AGAIN}")
         if not fits(tensor.shape, shape):
             raise Refused(
                 f"{tensor.file.name}: {name} is {list(tensor.shape)}, the config wants {_shown(shape)}; "
-                f"{_OTHER_CONFIG}"
+                f"{OTHER_CONFIG}"
             )
 
 

@@ -20,11 +20,11 @@ from ple_inference.quantized.scheme import BLOCK_SCALE, SCALE, SHAPE
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
 from ple_inference.vllm_engine.rank_modules import text_name
 from ple_inference.vllm_engine.refused import Refused
+from ple_inference.vllm_engine.stored_names import AGAIN
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
 
 # Integer to look at the bits by, and the exponent of what is infinite or no number.
 _EXPONENTS = {"F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F80_0000)}
-_AGAIN = "download it again, or use another checkpoint"
 
 
 def check_values(tensors: Tensors, text: Mapping[str, Any], *, written: bool) -> None:
@@ -46,7 +46,7 @@ def check_values(tensors: Tensors, text: Mapping[str, Any], *, written: bool) ->
                             shapes,
                         )
         except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from error
+            raise CheckpointError(f"cannot read {path}: {error.strerror}; {AGAIN}") from error
 
 
 def _by_file(tensors: Tensors) -> Mapping[Path, dict[str, Tensor]]:
@@ -69,16 +69,16 @@ def _is_hole(descriptor: int, tensor: Tensor) -> bool:
 def _check(name: str, tensor: Tensor, content: bytes, shapes: LinearShapes) -> None:
     where = f"{tensor.file.name}: {name}"
     if len(content) != tensor.size_bytes:
-        raise CheckpointError(f"{tensor.file} ends within {name}; {_AGAIN}")
+        raise CheckpointError(f"{tensor.file} ends within {name}; {AGAIN}")
     if name.endswith(SHAPE):
         said, expected = struct.unpack("<2q", content), shapes.of(text_name(name.removesuffix(SHAPE)))
         if said != expected:
-            raise Refused(f"{where} says {list(said)}, the config wants {list(expected or ())}; {_AGAIN}")
+            raise Refused(f"{where} says {list(said)}, the config wants {list(expected or ())}; {AGAIN}")
         return
     integer, exponent = _EXPONENTS[tensor.dtype]
     bits = np.frombuffer(content, integer)
     if ((bits & exponent) == exponent).any():
-        raise Refused(f"{where} holds what is infinite or no number; {_AGAIN}")
+        raise Refused(f"{where} holds what is infinite or no number; {AGAIN}")
     # The sign aside. Single zeros are scales of weights that are all zero.
     if not (bits << 1).any():
-        raise Refused(f"{where} is nothing but zeros: it was never written; {_AGAIN}")
+        raise Refused(f"{where} is nothing but zeros: it was never written; {AGAIN}")

@@ -59,7 +59,7 @@ class Tensors(dict[str, Tensor]):
         index = folder / "model.safetensors.index.json"
         files = read_json(index).get("weight_map")
         if not isinstance(files, dict) or not files:
-            raise CheckpointError(f"{index} names no tensors")
+            raise CheckpointError(f"{index} names no tensors; {_AGAIN}")
         found, paths = cls(), {}
         for file in _file_names(index, files):
             paths[file] = folder / file
@@ -110,14 +110,14 @@ class Tensors(dict[str, Tensor]):
 
 def _file_names(index: Path, files: Mapping[str, Any]) -> list[str]:
     """Of the files that an index names, sorted. Raises CheckpointError."""
-    strange = next((file for file in files.values() if not isinstance(file, str)), None)
-    named = sorted(set(files.values())) if strange is None else []
-    for file in named:
-        # vLLM looks for no others.
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            strange = file
-    if strange is not None:
-        raise CheckpointError(f"{index} names {strange!r}, which is no .safetensors file of its folder")
+    strange = [file for file in files.values() if not isinstance(file, str)]
+    named = [] if strange else sorted(set(files.values()))
+    # vLLM looks for no others.
+    strange += [file for file in named if Path(file).name != file or not file.endswith(".safetensors")]
+    if strange:
+        raise CheckpointError(
+            f"{index} names {strange[0]!r}, which is no .safetensors file of its folder; {_AGAIN}"
+        )
     return named
 
 
