@@ -57,6 +57,16 @@ def test_not_this_architecture(copy: Path) -> None:
     assert "not a Qwen4Exp checkpoint: model_type 'llama'" in refuse("serve", "--model", str(copy))
 
 
+def test_text_model_alone(copy: Path) -> None:
+    def keep_text(config: dict) -> None:
+        text = config.pop("text_config")
+        config.clear()
+        config.update(text, model_type="qwen4_exp_text")
+
+    change_config(copy, keep_text)
+    assert "is the text model alone (qwen4_exp_text)" in refuse("serve", "--model", str(copy))
+
+
 def test_without_ple(copy: Path) -> None:
     change_config(copy, lambda config: config["text_config"].update(ple_layer_ids=[]))
     assert "0 n-gram (PLE) layers" in refuse("serve", "--model", str(copy))

@@ -146,6 +146,7 @@ def test_plan_without_vllm(machine, released) -> None:
     assert shell[shell.index("vllm") + 1 :][:2] == ["serve", str(folder)]
     assert json.loads(shell[shell.index("--compilation-config") + 1])["cudagraph_capture_sizes"] == [1, 2, 4]
     assert "K/V: not known: vLLM is not installed here, and the figures come from its planner" in lines
+    assert "no room for K/V, and serve refuses it on such a GPU" in lines
     row = next(line for line in lines if line.startswith("0 ")).split("GiB")
     assert [column.split() for column in row[4:5]] == [["not", "known", "not", "known", "24.00"]]
     assert "0.00" not in "".join(row)
@@ -162,7 +163,7 @@ def test_kv_figures_as_text(released, tmp_path) -> None:
     groups = (KvGroup("gdn", 36, 2, grows=False), KvGroup("qsa", 24, 84, grows=True))
     kv = KvPlan(3136, groups, (10, 10, 20 * 2**20), 262_144, pool_blocks=173)
     text = as_text(replace(plan, kv=kv, kv_problem="the weights leave no room for K/V"))
-    assert "blocks of 3136 tokens, 20.0 MiB each on the widest stage" in text
+    assert "blocks of 3,136 tokens, 20.0 MiB each on the widest stage" in text
     assert "a request of 262,144 tokens: 86 blocks, 2 of them whatever its length" in text
     assert "pool: 172 blocks = 2.00 such requests" in text
     assert "K/V: the weights leave no room for K/V" in text.splitlines()

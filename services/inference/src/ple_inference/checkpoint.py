@@ -46,7 +46,13 @@ def read_checkpoint(path: Path, *, text_only: bool = False) -> Checkpoint:
     config = read_json(path / "config.json")
     model_type = config.get("model_type")
     whole = model_type == "qwen4_exp" and isinstance(config.get("text_config"), dict)
-    if not whole and not (text_only and model_type == "qwen4_exp_text" and "text_config" not in config):
+    text_alone = model_type == "qwen4_exp_text" and "text_config" not in config
+    if text_alone and not text_only:
+        raise CheckpointError(
+            f"{path} is the text model alone ({model_type}): the reference engine serves whole checkpoints "
+            "in bf16 or f32, as `ple-inference tiny` makes them without --quant and --shapes"
+        )
+    if not whole and not text_alone:
         raise CheckpointError(f"{path} is not a Qwen4Exp checkpoint: model_type {model_type!r}")
     layers = config.get("text_config", config).get("ple_layer_ids") or []
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):

@@ -145,6 +145,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield from _stage_lines(plan)
     yield f"vLLM may take {profile.gpu_memory_utilization:.0%} of a GPU; activations, graphs and CUDA are"
     yield f"guessed at {_gib(profile.allowance_bytes)}, which vLLM replaces by measuring when it starts"
+    yield from _no_room_lines(plan)
     pinned, total = _mib(plan.host.pinned_bytes), _gib(plan.host.total_bytes)
     yield f"host RAM: {pinned} pinned for rows, about {total} in all"
     yield ""
@@ -177,6 +178,18 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         yield "it would not load"
 
 
+def _no_room_lines(plan: Plan) -> Iterator[str]:
+    """By the profile alone: whether there is any room needs no planner."""
+    tightest = min(range(len(plan.kv_bytes)), key=plan.kv_bytes.__getitem__)
+    if plan.kv_bytes[tightest] > 0:
+        return
+    profile = plan.launch.profile
+    wanted_bytes = plan.memory[tightest].reserved_bytes + profile.allowance_bytes
+    budget = _gib(profile.budget_bytes)
+    yield f"stage {tightest} wants {_gib(wanted_bytes)} with that, and vLLM may take {budget}:"
+    yield "no room for K/V, and serve refuses it on such a GPU"
+
+
 def _read_lines(reads: BytesPerToken, profile: Profile) -> Iterator[str]:
     yield f"a decoded token reads {reads.weights_bytes / 1e9:.3f} GB of weights:"
     for part, size_bytes in sorted(reads.weights.items(), key=lambda item: -item[1]):
@@ -185,14 +198,14 @@ def _read_lines(reads: BytesPerToken, profile: Profile) -> Iterator[str]:
     yield f"besides {reads.selected_kv / 1e6:.1f} MB of selected K/V, and of {profile.max_model_len:,} tokens"
     yield f"{reads.pooled_keys / 1e6:.1f} MB of pooled keys"
     yield (
-        f"at most {reads.tokens_per_s(profile.memory_bytes_per_s):.0f} tokens/s of one stream at "
+        f"at most {reads.tokens_per_s(profile.memory_bytes_per_s):,.0f} tokens/s of one stream at "
         f"{profile.memory_bytes_per_s / 1e9:,.0f} GB/s"
     )
 
 
 def _kv_lines(kv: KvPlan) -> Iterator[str]:
     yield (
-        f"K/V by vLLM's planner: blocks of {kv.block_tokens} tokens, "
+        f"K/V by vLLM's planner: blocks of {kv.block_tokens:,} tokens, "
         f"{_mib(max(kv.block_bytes))} each on the widest stage"
     )
     for group in kv.groups:
@@ -204,7 +217,7 @@ def _kv_lines(kv: KvPlan) -> Iterator[str]:
         f"{kv.fixed_blocks_per_request} of them whatever its length"
     )
     if kv.pool_blocks:
-        yield f"pool: {kv.usable_blocks} blocks = {kv.requests:.2f} such requests"
+        yield f"pool: {kv.usable_blocks:,} blocks = {kv.requests:,.2f} such requests"
 
 
 def _gib(size_bytes: int) -> str:

@@ -68,7 +68,7 @@ class WheelSource:
             vllm = distribution("vllm")
         except PackageNotFoundError:
             raise SourceMissing(
-                "vllm is not installed in this environment: install ple-inference[vllm], or name a wheel"
+                "vllm is not installed in this environment: install ple-inference[vllm]"
             ) from None
         return cls(FolderFiles(Path(str(vllm.locate_file(""))), f"installed vllm {vllm.version}"))
 
