@@ -91,8 +91,13 @@ class Machine:
     folder: Path
     vllm: Path
 
-    def gpus(self, count: int, total_mib: int = 24_576, free_mib: int = 24_000) -> str:
-        lines = [f"{index}, GPU-{index}a, Fake, {total_mib}, {free_mib}\\n" for index in range(count)]
+    def gpus(
+        self, count: int, total_mib: int = 24_576, reserved_mib: object = 317, free_mib: int = 24_000
+    ) -> str:
+        lines = [
+            f"{index}, GPU-{index}a, Fake, {total_mib}, {reserved_mib}, {free_mib}\\n"
+            for index in range(count)
+        ]
         return "".join(lines)
 
     def command(self, *arguments: str) -> list[str]:

@@ -110,7 +110,7 @@ def test_a_config_too_deep_to_read(copy) -> None:
 
 def test_a_partition_of_another_model(machine, tiny_checkpoint) -> None:
     line = machine.refusal(*serve(tiny_checkpoint, profile="triple-24gb"))
-    assert "splits 48 layers (16,16,16), there are 4" in line
+    assert "splits 48 layers (15,17,16), there are 4" in line
     assert "5 pipeline stages for 4 layers" in machine.refusal(*serve(tiny_checkpoint, "--pp", "5"))
 
 
@@ -321,10 +321,10 @@ def test_gpus_that_do_not_do(machine, deep_checkpoint) -> None:
         *command, FAKE_GPUS=machine.gpus(1)
     )
     assert "and 1 can be seen" in machine.refusal(*command, CUDA_VISIBLE_DEVICES="2")
-    small = machine.refusal(*command, FAKE_GPUS=machine.gpus(2, total_mib=1024))
+    small = machine.refusal(*command, FAKE_GPUS=machine.gpus(2, total_mib=1024, reserved_mib=0))
     assert "GPU 0 (Fake) gives 0.95 GiB of 1.00 GiB" in small
     busy = machine.refusal(*command, FAKE_GPUS=machine.gpus(2, free_mib=2048))
-    assert "GPU 0 (Fake) has 2.00 GiB free and vLLM will take 22.80 GiB" in busy
+    assert "GPU 0 (Fake) has 2.00 GiB free and vLLM will take 22.51 GiB" in busy
     (machine.folder / "bin/nvidia-smi").write_text("#!/bin/sh\necho driver mismatch >&2; exit 9\n")
     assert "nvidia-smi failed: driver mismatch" in machine.refusal(*command)
 
@@ -342,13 +342,21 @@ def test_a_load_that_takes_more_than_the_gpu_has() -> None:
     preflight._check_gpus(launch, [replace(rank, peak_allocated_bytes=23 * gib)], [gpu])
 
 
+def test_what_the_driver_keeps_is_not_there(machine, monkeypatch) -> None:
+    """A driver that does not tell is believed to keep nothing."""
+    monkeypatch.setenv("PATH", machine.environment()["PATH"])
+    for reserved, total_mib in ((317, 24_259), ("[N/A]", 24_576), ("[Not Supported]", 24_576)):
+        monkeypatch.setenv("FAKE_GPUS", machine.gpus(1, reserved_mib=reserved).replace("\\n", "\n"))
+        assert [gpu.total_bytes for gpu in visible_gpus(None)] == [total_mib * 2**20]
+
+
 def test_gpus_in_the_order_of_the_environment(machine, monkeypatch) -> None:
     monkeypatch.setenv("PATH", machine.environment()["PATH"])
     monkeypatch.setenv("FAKE_GPUS", machine.gpus(3).replace("\\n", "\n"))
     assert [gpu.index for gpu in visible_gpus("2,GPU-0")] == [2, 0]
     assert [gpu.index for gpu in visible_gpus("1,9,0")] == [1]
     assert visible_gpus("") == []
-    assert [gpu.total_bytes for gpu in visible_gpus(None)] == [24 * 2**30] * 3
+    assert [gpu.total_bytes for gpu in visible_gpus(None)] == [24_259 * 2**20] * 3
 
 
 def test_too_little_ram(monkeypatch, tmp_path) -> None:

@@ -16,26 +16,39 @@ import pytest
 import released_layout
 
 from ple_inference.settings import load_settings
+from ple_inference.vllm_engine import preflight
+from ple_inference.vllm_engine.gpus import Gpu
 from ple_inference.vllm_engine.kv_figures import KvGroup, KvPlan
 from ple_inference.vllm_engine.launch import compose
 from ple_inference.vllm_engine.plan import as_text, make_plan
+from ple_inference.vllm_engine.refused import Refused
 
 GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def cases(planner_path: Path) -> dict:
+def planner(planner_path: Path) -> Callable[..., dict]:
+    """Runs a script beside this file where vLLM's planner can be imported: its JSON."""
+
+    def run(script: str, *arguments: str, given: str = "") -> dict:
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / script), *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env=os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{planner_path}".lstrip(":")},
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def cases(planner) -> dict:
     """All cases of planner_cases.py: importing vllm takes seconds, once."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "planner_cases.py")],
-        input=json.dumps(released_layout.TEXT),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{planner_path}".lstrip(":")},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return planner("planner_cases.py", given=json.dumps(released_layout.TEXT))
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +148,29 @@ def test_plan_of_a_checkpoint_that_fits(machine, released) -> None:
     assert plan["host"]["pinned_bytes"] == 4096 + 4 * (4096 + 2048 * 16 * 8 + 2048 * 16 * 160)
 
 
+def test_int4_mixed_on_three_cards_of_24_gb(planner, released) -> None:
+    """By computation: with images requests of 98,304 tokens, without them the whole context."""
+    tokens = {"triple-24gb": 98_304, "triple-24gb-text": 262_144}
+    plans = planner("planner_profiles.py", str(released("int4-mixed")), *tokens)
+    for profile, plan in plans.items():
+        assert plan["kv_problem"] is None
+        assert plan["kv"]["max_model_len"] == tokens[profile]
+        assert 1.1 <= plan["kv"]["requests"] < 2
+        vision = [stage["parts"].get("vision", 0) for stage in plan["stages"]]
+        assert [size > 0 for size in vision] == [profile == "triple-24gb", False, False]
+
+
+def test_int4_mixed_is_let_onto_three_cards(released, tmp_path) -> None:
+    """RTX 3090s that nobody uses."""
+    cards = [Gpu(index, f"GPU-{index}", "Fake", 24_259 * 2**20, 24_200 * 2**20) for index in range(3)]
+    flags = {"engine": "vllm", "model": released("int4-mixed"), "profile": "triple-24gb"}
+    plan = make_plan(compose(load_settings({}, flags, tmp_path), tmp_path, (), ()))
+    preflight._check_gpus(plan.launch, plan.memory, cards)
+    large_steps = replace(plan.launch.profile, max_num_batched_tokens=8192)
+    with pytest.raises(Refused, match=r"stage \d has .* a smaller --max-num-batched-tokens"):
+        preflight._check_gpus(replace(plan.launch, profile=large_steps), plan.memory, cards)
+
+
 def test_plan_without_vllm(machine, released) -> None:
     folder = released("bf16")
     path = machine.environment()["PYTHONPATH"].rpartition(":")[0]
@@ -142,13 +178,13 @@ def test_plan_without_vllm(machine, released) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     shell = shlex.split(lines[1])
-    assert "VLLM_PP_LAYER_PARTITION=16,16,16" in shell
+    assert "VLLM_PP_LAYER_PARTITION=15,17,16" in shell
     assert shell[shell.index("vllm") + 1 :][:2] == ["serve", str(folder)]
     assert json.loads(shell[shell.index("--compilation-config") + 1])["cudagraph_capture_sizes"] == [1, 2, 4]
     assert "K/V: not known: vLLM is not installed here, and the figures come from its planner" in lines
     assert "no room for K/V, and serve refuses it on such a GPU" in lines
     row = next(line for line in lines if line.startswith("0 ")).split("GiB")
-    assert [column.split() for column in row[4:5]] == [["not", "known", "not", "known", "24.00"]]
+    assert [column.split() for column in row[4:5]] == [["not", "known", "not", "known", "23.69"]]
     assert "0.00" not in "".join(row)
     assert lines[-1].startswith("at most ")
     told = machine.run("plan", "--json", "--model", str(folder), "--profile", "triple-24gb", PYTHONPATH=path)

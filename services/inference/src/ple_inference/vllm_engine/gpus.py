@@ -10,7 +10,7 @@ from ple_inference.vllm_engine.refused import Refused
 
 _ASK_DEADLINE_S = 30
 _MIB = 2**20
-_FIELDS = "index,uuid,name,memory.total,memory.free"
+_FIELDS = "index,uuid,name,memory.total,memory.reserved,memory.free"
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Gpu:
     uuid: str
     name: str
     total_bytes: int
+    """Without what the driver keeps for itself: as CUDA, and so vLLM, counts it."""
     free_bytes: int
 
 
@@ -41,8 +42,10 @@ def visible_gpus(visible_devices: str | None) -> list[Gpu]:
 
 
 def _parse(line: str) -> Gpu:
-    index, uuid, name, total, free = (part.strip() for part in line.split(","))
-    return Gpu(int(index), uuid, name, int(total) * _MIB, int(free) * _MIB)
+    index, uuid, name, total, reserved, free = (part.strip() for part in line.split(","))
+    # Drivers that do not tell say [N/A], or a word like it.
+    kept = int(reserved) if reserved.isdigit() else 0
+    return Gpu(int(index), uuid, name, (int(total) - kept) * _MIB, int(free) * _MIB)
 
 
 def _chosen(gpus: list[Gpu], visible_devices: str) -> list[Gpu]:

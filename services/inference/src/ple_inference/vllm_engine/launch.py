@@ -45,6 +45,11 @@ class Launch:
     """What is set beside the launcher's own environment."""
 
     @property
+    def has_images(self) -> bool:
+        """Whether vLLM makes the vision tower."""
+        return self.profile.max_images > 0 and "vision_config" in self.checkpoint.config
+
+    @property
     def load_options(self) -> LoadOptions:
         return LoadOptions.of(
             self.profile,
@@ -55,7 +60,8 @@ class Launch:
     def rank_modules(self) -> list[list[Module]]:
         """What vLLM makes of the tensors, on each stage."""
         placed = "placement" not in self.table.disabled
-        return rank_modules(self.tensors, LinearShapes(self.checkpoint.text), self.pipeline, placed=placed)
+        shapes = LinearShapes(self.checkpoint.text)
+        return rank_modules(self.tensors, shapes, self.pipeline, placed=placed, vision=self.has_images)
 
 
 def compose(settings: Settings, run_directory: Path, disabled: Sequence[str], extra: Sequence[str]) -> Launch:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from ple_inference.vllm_engine.profile import Profile
@@ -64,8 +66,12 @@ class Pipeline:
         return self.stage_of(self.ple_layer)
 
     def stage_of(self, layer: int) -> int:
-        ends = accumulate(self.partition)
-        return next((stage for stage, end in enumerate(ends) if layer < end), self.stages - 1)
+        return min(bisect_right(self._ends, layer), self.stages - 1)
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The first layer behind each stage."""
+        return tuple(accumulate(self.partition))
 
     def layers_of(self, stage: int) -> range:
         first = sum(self.partition[:stage])

@@ -56,7 +56,10 @@ def make_plan(launch: Launch) -> Plan:
     check_values(launch.tensors, launch.checkpoint.text, written=False)
     profile, text, modules = launch.profile, launch.checkpoint.text, launch.rank_modules()
     memory = rank_memories(modules, text, launch.load_options)
-    kv_bytes = tuple(profile.budget_bytes - rank.reserved_bytes - profile.allowance_bytes for rank in memory)
+    kv_bytes = tuple(
+        profile.budget_bytes - rank.reserved_bytes - profile.allowance_bytes(stage)
+        for stage, rank in enumerate(memory)
+    )
     kv, problem = _plan_kv(launch, kv_bytes)
     reads = bytes_per_token(
         modules, text, kv_bytes=1 if "fp8" in profile.kv_cache_dtype else 2, context=profile.max_model_len
@@ -102,6 +105,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             {
                 "layers": [layers.start, layers.stop],
                 **rank_memory.as_json(rank),
+                "allowance_bytes": profile.allowance_bytes(stage),
                 "kv_room_bytes": max(0, plan.kv_bytes[stage]),
                 "kv_bytes": plan.kv_taken_bytes(stage),
                 "left_bytes": plan.left_bytes(stage),
@@ -143,8 +147,9 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield plan.command
     yield ""
     yield from _stage_lines(plan)
-    yield f"vLLM may take {profile.gpu_memory_utilization:.0%} of a GPU; activations, graphs and CUDA are"
-    yield f"guessed at {_gib(profile.allowance_bytes)}, which vLLM replaces by measuring when it starts"
+    allowances = ", ".join(_gib(profile.allowance_bytes(stage)) for stage in range(profile.stages))
+    yield f"vLLM may take {profile.gpu_memory_utilization:.0%} of a GPU; activations, kernels and graphs are"
+    yield f"put at {allowances}, which vLLM replaces by measuring when it starts"
     yield from _no_room_lines(plan)
     pinned, total = _mib(plan.host.pinned_bytes), _gib(plan.host.total_bytes)
     yield f"host RAM: {pinned} pinned for rows, about {total} in all"
@@ -184,7 +189,7 @@ def _no_room_lines(plan: Plan) -> Iterator[str]:
     if plan.kv_bytes[tightest] > 0:
         return
     profile = plan.launch.profile
-    wanted_bytes = plan.memory[tightest].reserved_bytes + profile.allowance_bytes
+    wanted_bytes = plan.memory[tightest].reserved_bytes + profile.allowance_bytes(tightest)
     budget = _gib(profile.budget_bytes)
     yield f"stage {tightest} wants {_gib(wanted_bytes)} with that, and vLLM may take {budget}:"
     yield "no room for K/V, and serve refuses it on such a GPU"

@@ -78,12 +78,13 @@ def _check_gpus(launch: Launch, memory: Sequence[RankMemory], gpus: Sequence[Gpu
         raise Refused(f"{stages} pipeline stages need {stages} GPUs and {len(gpus)} can be seen; give --pp")
     for stage, (gpu, rank) in enumerate(zip(gpus, memory, strict=False)):
         budget_bytes = int(gpu.total_bytes * launch.profile.gpu_memory_utilization)
-        needed_bytes = rank.reserved_bytes + launch.profile.allowance_bytes
+        needed_bytes = rank.reserved_bytes + launch.profile.allowance_bytes(stage)
         if needed_bytes >= budget_bytes:
             raise Refused(
                 f"stage {stage} has {_gib(rank.weights_bytes)} of weights and wants {_gib(needed_bytes)} "
                 f"with activations, before any K/V; GPU {gpu.index} ({gpu.name}) gives {_gib(budget_bytes)} "
-                f"of {_gib(gpu.total_bytes)}: use more stages (--pp), larger GPUs, or a smaller checkpoint"
+                f"of {_gib(gpu.total_bytes)}: use more stages (--pp), larger GPUs, a smaller checkpoint, or "
+                "after the -- a larger --gpu-memory-utilization or a smaller --max-num-batched-tokens"
             )
         if rank.peak_allocated_bytes + _CONTEXT_BYTES > gpu.total_bytes:
             raise Refused(

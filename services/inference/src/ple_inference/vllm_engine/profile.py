@@ -8,7 +8,10 @@ from types import MappingProxyType
 
 from ple_inference.vllm_engine.refused import Refused
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
+# What vLLM was seen to take of an H200 beside weights and K/V (activations, kernels, graphs), rounded up:
+# docs/measurements/2026-11-30-int4-mixed.md. For images it is a guess.
+_FIXED_BYTES, _TOKEN_BYTES, _IMAGE_BYTES = 256 * MIB, MIB // 4, 256 * MIB
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,10 @@ class Profile:
     partition: tuple[int, ...] | None
     """Decoder layers of each stage; None: as even as it goes."""
     gpu_memory_bytes: int
-    """Of one GPU: what `plan` reckons with where there is none."""
+    """Of one GPU, as CUDA counts it: what `plan` reckons with where there is none."""
     memory_bytes_per_s: float
     """That one GPU reads at the most, by its maker."""
     gpu_memory_utilization: float
-    allowance_bytes: int
-    """Of each GPU, for activations, graphs and CUDA itself: a guess, which vLLM replaces by measuring."""
     kv_cache_dtype: str
     """As vLLM names it: auto (the model's), fp8, ..."""
     max_num_seqs: int
@@ -36,6 +37,7 @@ class Profile:
     prefix_caching: bool = True
     max_image_px: int = 2_097_152
     max_images: int = 4
+    """In one request; 0: vLLM makes no vision tower."""
 
     def __post_init__(self) -> None:
         if self.partition is not None and len(self.partition) != self.stages:
@@ -57,6 +59,11 @@ class Profile:
         """What vLLM may take of one GPU of the nominal size."""
         return int(self.gpu_memory_bytes * self.gpu_memory_utilization)
 
+    def allowance_bytes(self, stage: int) -> int:
+        """What a stage takes beside weights and K/V, roughly: vLLM replaces it by measuring at its start."""
+        images = _IMAGE_BYTES if stage == 0 and self.max_images else 0
+        return _FIXED_BYTES + _TOKEN_BYTES * self.max_num_batched_tokens + images
+
     def adapted(self, *, stages: int, max_num_seqs: int, max_model_len: int) -> Profile:
         """This profile with what is not 0 changed. Another number of stages has an even partition."""
         profile = self
@@ -71,19 +78,31 @@ def _by_name(*profiles: Profile) -> Mapping[str, Profile]:
     return MappingProxyType({profile.name: profile for profile in profiles})
 
 
+# The first stage has one layer less for the vision tower. Longer requests than these want K/V in host memory,
+# which is not built, or no tower.
+_TRIPLE = Profile(
+    name="triple-24gb",
+    summary="three 24 GB cards (RTX 3090, 4090), fp8 K/V, requests of up to 98,304 tokens",
+    stages=3,
+    partition=(15, 17, 16),
+    gpu_memory_bytes=24_259 * MIB,  # of a 3090's 24,576 the driver keeps 317
+    memory_bytes_per_s=936e9,  # RTX 3090
+    gpu_memory_utilization=0.97,
+    kv_cache_dtype="fp8",
+    max_num_seqs=4,
+    max_num_batched_tokens=512,
+    max_model_len=98_304,
+)
+
 PROFILES = _by_name(
-    Profile(
-        name="triple-24gb",
-        summary="three 24 GB cards (RTX 3090, 4090), fp8 K/V",
-        stages=3,
+    _TRIPLE,
+    replace(
+        _TRIPLE,
+        name="triple-24gb-text",
+        summary="the same without images, for the whole context",
         partition=(16, 16, 16),
-        gpu_memory_bytes=24 * GIB,
-        memory_bytes_per_s=936e9,  # RTX 3090
-        gpu_memory_utilization=0.95,
-        allowance_bytes=3 * GIB // 2,
-        kv_cache_dtype="fp8",
-        max_num_seqs=4,
-        max_num_batched_tokens=512,
+        max_model_len=262_144,
+        max_images=0,
     ),
     Profile(
         name="dual-80gb",
@@ -93,7 +112,6 @@ PROFILES = _by_name(
         gpu_memory_bytes=79 * GIB,
         memory_bytes_per_s=2039e9,  # A100, the slowest of 80 GB
         gpu_memory_utilization=0.92,
-        allowance_bytes=4 * GIB,
         kv_cache_dtype="auto",
         max_num_seqs=16,
         max_num_batched_tokens=2048,
@@ -106,7 +124,6 @@ PROFILES = _by_name(
         gpu_memory_bytes=139 * GIB,
         memory_bytes_per_s=4.8e12,  # H200
         gpu_memory_utilization=0.95,
-        allowance_bytes=4 * GIB,
         kv_cache_dtype="fp8",
         max_num_seqs=16,
         max_num_batched_tokens=2048,

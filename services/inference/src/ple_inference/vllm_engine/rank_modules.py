@@ -19,6 +19,7 @@ from ple_inference.vllm_engine.tensors import Tensor, Tensors
 
 TABLE = ".ple_embedding.ngram_embedding."
 _ROOTS = ("model.language_model.", "model.")
+_VISION = "model.visual."
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj$")
 _MIXER = re.compile(r"(.*hyper_connection)\.(input_mix_weight_down|block_inject_weight)$")
@@ -109,10 +110,12 @@ def part_of(name: str) -> str:
 
 def text_name(name: str) -> str:
     """The name without the decoder's prefix, which depends on the architecture: layers.0.mlp.gate.weight."""
-    if name.startswith("model.visual."):
+    if name.startswith(_VISION):
         return name.removeprefix("model.")
-    root = next((root for root in _ROOTS if name.startswith(root)), "")
-    return name.removeprefix(root)
+    for root in _ROOTS:
+        if name.startswith(root):
+            return name[len(root) :]
+    return name
 
 
 def stages_of(name: str, pipeline: Pipeline, *, placed: bool) -> Sequence[int]:
@@ -126,17 +129,18 @@ def stages_of(name: str, pipeline: Pipeline, *, placed: bool) -> Sequence[int]:
 
 
 def rank_modules(
-    tensors: Tensors, shapes: LinearShapes, pipeline: Pipeline, *, placed: bool = True
+    tensors: Tensors, shapes: LinearShapes, pipeline: Pipeline, *, placed: bool = True, vision: bool = True
 ) -> list[list[Module]]:
     """For each rank its modules, as vLLM makes them. Neither the table nor the draft layer (MTP) is there.
 
     `placed`: embedding and output head only where they are used, as the override `placement` has it.
+    `vision`: with the tower, which vLLM leaves out where a request may have no images.
     """
     gathered: list[dict[str, dict[str, list[tuple[str, Tensor]]]]] = [{} for _ in range(pipeline.stages)]
     fused_mixers = {name for name in map(text_name, tensors) if name.endswith("input_mix_weight_down.weight")}
     joined = _joined_indexers(tensors)
     for name, tensor in tensors.items():
-        if TABLE in name or name.startswith("mtp."):
+        if TABLE in name or name.startswith("mtp.") or (name.startswith(_VISION) and not vision):
             continue
         short = text_name(name)
         module, param = _place(short, fused_mixers, joined)
