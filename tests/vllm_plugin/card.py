@@ -32,14 +32,14 @@ registry._LazyRegisteredModel.inspect_model_cls = lambda entry: registry._ModelI
 )
 
 
-def engine_config(folder: str) -> Any:
+def engine_config(folder: str, images: int = 1) -> Any:
     arguments = EngineArgs(
         model=folder,
         skip_tokenizer_init=True,
         max_model_len=512,
         max_num_batched_tokens=64,
         enforce_eager=True,
-        limit_mm_per_prompt={"image": 1, "video": 0},
+        limit_mm_per_prompt={"image": images, "video": 0},
     )
     config = arguments.create_engine_config()
     config.engram_config.cpu_offload = False  # pinned memory is CUDA's

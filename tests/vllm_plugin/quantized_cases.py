@@ -61,8 +61,8 @@ def overrides(*off: str) -> Iterator[None]:
             cls.load_weights = loader
 
 
-def made(folder: Path, *off: str) -> Any:
-    config = card.engine_config(str(folder))
+def made(folder: Path, *off: str, images: int = 1) -> Any:
+    config = card.engine_config(str(folder), images)
     if "checkpoint_schemes" not in off:
         checkpoint_schemes.settle(config)
     return card.build(config)
@@ -104,12 +104,12 @@ def _method(module: Any) -> str:
     return bits + (backend.name if backend is not None else type(method).__name__)
 
 
-def ranks(folder: Path, stages: int) -> list[dict[str, Any]]:
+def ranks(folder: Path, stages: int, images: int = 1) -> list[dict[str, Any]]:
     """What each rank holds, and which of its parameters the checkpoint did not bring."""
     found = []
     for rank in range(stages):
         with overrides(), card.pipeline(rank, stages):
-            built = made(folder)
+            built = made(folder, images=images)
             loaded = built.load_weights(weights(folder))
         names = {name for name, _ in built.named_parameters()}
         text = getattr(built, "language_model", built)
@@ -211,6 +211,7 @@ def main() -> None:
             for name in ("int4", "int4-images", "fp8", "fp8-images")
             for stages in (1, 2, 3)
         },
+        "no images": ranks(root / "int4-images", 2, images=0),
         "off": {name: outcome(root / "int4-images", name) for name in (*INSTALL, "checkpoint_schemes")},
         "listed, off": outcome(root / "listed", "checkpoint_schemes"),
         "bare, off": outcome(root / "bare", "checkpoint_schemes", "complete_load"),

@@ -110,6 +110,14 @@ def test_each_rank_is_loaded_in_full_and_holds_what_it_uses(cases, name, stages)
     assert sum(rank["parameters"] for rank in ranks) == whole["parameters"]
 
 
+def test_without_images_no_rank_has_the_tower(cases) -> None:
+    """What triple-24gb-text reckons with, of a checkpoint that has one."""
+    ranks = cases["no images"]
+    assert [rank["not loaded"] for rank in ranks] == [[], []]
+    assert [set(rank["holds"]) for rank in ranks] == [{"embed_tokens"}, {"lm_head", "hyper_connection_mixer"}]
+    assert [rank["layers"] for rank in ranks] == [rank["layers"] for rank in cases["ranks"]["int4, 2"]]
+
+
 @pytest.mark.parametrize(
     ("off", "ending"),
     [
