@@ -125,7 +125,7 @@ def run_scenario(
     out: Path,
     deadline_s: float,
     gpus: str,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str],
 ) -> dict[str, Any]:
     """Run a module's `run(settings)` in a process with these GPUs; the findings say error when it failed.
 
@@ -141,7 +141,7 @@ def run_scenario(
         # Marlin comes as PTX for this card; the driver keeps what it makes of it for the next process.
         "CUDA_CACHE_MAXSIZE": str(4 << 30),
         "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}",
-        **(environment or {}),
+        **environment,
     }
     scenario = settings.get("scenario", name)
     start_s = time.monotonic()

@@ -111,11 +111,9 @@ class Run:
             "max_num_batched_tokens": 4096 if pp == 1 else 1024,
         }  # fmt: skip
 
-    def _run(self, name: str, settings: Found, deadline_s: float, gpus: str, **how: Any) -> Found:
-        if self._one_card:
-            gpus = "0"
-            how["environment"] = one_card.ENVIRONMENT | dict(how.get("environment") or {})
-        found = run_scenario(name, settings, self._out, deadline_s, gpus, **how)
+    def _run(self, name: str, settings: Found, deadline_s: float, gpus: str) -> Found:
+        where = ("0", one_card.ENVIRONMENT) if self._one_card else (gpus, {})
+        found = run_scenario(name, settings, self._out, deadline_s, *where)
         now_s = time.monotonic() - self._start_s
         print(
             f"[{now_s:5.0f} s] {name}: {found.get('error', 'ok')} ({found['taken_s']:.0f} s)",

@@ -18,8 +18,9 @@ from ple_inference.vllm_engine.products import PRODUCT_OF
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
 
 TABLE = ".ple_embedding.ngram_embedding."
-_ROOTS = ("model.language_model.", "model.")
-_VISION = "model.visual."
+VISION, DRAFT = "model.visual.", "mtp."
+ROOT, ROOT_OF_TEXT = "model.language_model.", "model."
+"""Of the decoder, in the two architectures."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.(gate|up|down)_proj$")
 _MIXER = re.compile(r"(.*hyper_connection)\.(input_mix_weight_down|block_inject_weight)$")
@@ -110,9 +111,9 @@ def part_of(name: str) -> str:
 
 def text_name(name: str) -> str:
     """The name without the decoder's prefix, which depends on the architecture: layers.0.mlp.gate.weight."""
-    if name.startswith(_VISION):
+    if name.startswith(VISION):
         return name.removeprefix("model.")
-    for root in _ROOTS:
+    for root in (ROOT, ROOT_OF_TEXT):
         if name.startswith(root):
             return name[len(root) :]
     return name
@@ -140,7 +141,7 @@ def rank_modules(
     fused_mixers = {name for name in map(text_name, tensors) if name.endswith("input_mix_weight_down.weight")}
     joined = _joined_indexers(tensors)
     for name, tensor in tensors.items():
-        if TABLE in name or name.startswith("mtp.") or (name.startswith(_VISION) and not vision):
+        if TABLE in name or name.startswith(DRAFT) or (name.startswith(VISION) and not vision):
             continue
         short = text_name(name)
         module, param = _place(short, fused_mixers, joined)

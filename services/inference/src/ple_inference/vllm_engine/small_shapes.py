@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ple_inference.vllm_engine.rank_modules import VISION
+
 Shape = tuple[int | None, ...]
 """None: any number, where the config does not say."""
 Shapes = dict[str, Shape]
@@ -54,7 +56,7 @@ def vision_shapes(vision: Mapping[str, Any], depth: int) -> Shapes:
         **_linear("merger.linear_fc2", size.get("out_hidden_size"), merged),
     }
     found |= {f"blocks.{number}.{name}": shape for number in range(depth) for name, shape in block.items()}
-    return {f"model.visual.{name}": shape for name, shape in found.items()}
+    return {f"{VISION}{name}": shape for name, shape in found.items()}
 
 
 def fits(shape: tuple[int, ...], expected: Shape) -> bool:

@@ -25,7 +25,8 @@ def check_stored(checkpoint: Checkpoint, tensors: Tensors, quantization: Quantiz
     refuse_other_layers(names, text)
     weights = StoredWeights(tensors, names, text, quantization)
     weights.check()
-    check_small(tensors, names, text)
-    known = {*weights.placed(), *decoder_shapes(text)}
+    small = decoder_shapes(text)
+    check_small(tensors, names, small)
+    known = {*weights.placed(), *small}
     refuse_strangers((name for short, name in names.items() if short not in known), tensors)
     check_vision(tensors, config)

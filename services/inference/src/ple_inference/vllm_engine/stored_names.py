@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ple_inference.vllm_engine.rank_modules import TABLE, text_name
+from ple_inference.vllm_engine.rank_modules import DRAFT, ROOT, ROOT_OF_TEXT, TABLE, VISION, text_name
 from ple_inference.vllm_engine.refused import Refused
 from ple_inference.vllm_engine.small_shapes import (
     Shape,
     Shapes,
-    decoder_shapes,
     fits,
     is_hash_constant,
     vision_shapes,
@@ -23,10 +22,6 @@ from ple_inference.vllm_engine.small_shapes import (
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
 
 NUMBERS = ("BF16", "F16", "F32")
-_VISION = "model.visual."
-# Not read: there is no profile with a draft model.
-_DRAFT = "mtp."
-_ROOT, _ROOT_OF_TEXT = "model.language_model.", "model."
 # What vLLM's loader of this model passes over, or puts beside its K/V.
 _PASSED_OVER = re.compile(
     r"hashstats_|token_lookup|rotary(_pos)?_emb\.(inv_freq|(cos|sin)_cached)$|self_attn\.(.*\.)?_?[kv]_scale$"
@@ -44,10 +39,11 @@ def decoder_names(tensors: Tensors, *, text_only: bool) -> dict[str, str]:
 
     Neither the table's nor those that vLLM passes over are among them. Raises Refused.
     """
-    roots = (_ROOT_OF_TEXT, _ROOT) if text_only else (_ROOT,)
+    roots = (ROOT_OF_TEXT, ROOT) if text_only else (ROOT,)
     found: dict[str, str] = {}
     for name, tensor in tensors.items():
-        if name.startswith((_DRAFT, _VISION)) or TABLE in name:
+        # The draft module is not read: there is no profile with one.
+        if name.startswith((DRAFT, VISION)) or TABLE in name:
             continue
         if not name.startswith((*roots, "lm_head.")):
             raise Refused(f"{tensor.file.name}: {name} is no tensor of this architecture; {OTHER_CONFIG}")
@@ -77,15 +73,14 @@ def _is_index(number: str, count: int) -> bool:
     return len(number) <= _MOST_DIGITS and str(int(number)) == number and int(number) < count
 
 
-def check_small(tensors: Tensors, names: Mapping[str, str], text: Mapping[str, Any]) -> None:
-    """Norms, convolutions and hash constants of the decoder. Raises Refused."""
-    expected = decoder_shapes(text)
+def check_small(tensors: Tensors, names: Mapping[str, str], expected: Shapes) -> None:
+    """Norms, convolutions and hash constants of the decoder, by `decoder_shapes`. Raises Refused."""
     _check(expected, {short: tensors[names[short]] for short in expected if short in names})
 
 
 def check_vision(tensors: Tensors, config: Mapping[str, Any]) -> None:
     """Raises Refused."""
-    found = {name: tensor for name, tensor in tensors.items() if name.startswith(_VISION)}
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith(VISION)}
     expected: Shapes = {}
     if "vision_config" in config:
         vision = config["vision_config"]

@@ -18,7 +18,7 @@ import numpy as np
 from ple_inference.checkpoint import CheckpointError
 from ple_inference.quantized.scheme import BLOCK_SCALE, SCALE, SHAPE
 from ple_inference.vllm_engine.linear_shapes import LinearShapes
-from ple_inference.vllm_engine.rank_modules import text_name
+from ple_inference.vllm_engine.rank_modules import DRAFT, text_name
 from ple_inference.vllm_engine.refused import Refused
 from ple_inference.vllm_engine.stored_names import AGAIN
 from ple_inference.vllm_engine.tensors import Tensor, Tensors
@@ -52,7 +52,7 @@ def check_values(tensors: Tensors, text: Mapping[str, Any], *, written: bool) ->
 def _by_file(tensors: Tensors) -> Mapping[Path, dict[str, Tensor]]:
     found: defaultdict[Path, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        if name.endswith((SCALE, SHAPE, BLOCK_SCALE)) and not name.startswith("mtp."):
+        if name.endswith((SCALE, SHAPE, BLOCK_SCALE)) and not name.startswith(DRAFT):
             found[tensor.file][name] = tensor
     return found
 
