@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ple_inference.vllm_engine.linear_shapes import RECURRENT
 from ple_inference.vllm_engine.rank_modules import Module
 
 _STATE_BYTES = 4
@@ -43,7 +44,7 @@ def bytes_per_token(
     for module in (module for modules in ranks for module in modules):
         if module.part != "vision":
             weights[module.part] += _read(module, text)
-    recurrent = sum(kind == "linear_attention" for kind in text["layer_types"])
+    recurrent = sum(kind == RECURRENT for kind in text["layer_types"])
     attention = len(text["layer_types"]) - recurrent
     selected = min(context, text["indexer_budget"])
     pooled = context // text["indexer_compress_ratio"]

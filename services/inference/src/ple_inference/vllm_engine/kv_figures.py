@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ple_inference.vllm_engine.linear_shapes import RECURRENT
+
 # What an image adds to a cached raw key: three int64 positions, in bf16 elements, as vLLM lays them out.
 _ROPE_ELEMENTS = 12
 
@@ -36,7 +38,7 @@ class KvShape:
         head_size = int(text["head_dim"])
         index_head_size = int(text["indexer_head_dim"])
         return cls(
-            attention=tuple(kind != "linear_attention" for kind in text["layer_types"]),
+            attention=tuple(kind != RECURRENT for kind in text["layer_types"]),
             ple_layer=text["ple_layer_ids"][0] - 1,
             kv_heads=int(text["num_key_value_heads"]),
             head_size=head_size,

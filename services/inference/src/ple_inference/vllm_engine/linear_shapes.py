@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+RECURRENT = "linear_attention"
+ATTENTION = ("full_attention", "qwen_sparse_attention", "indexed_attention")
+"""Kinds of layers, as `layer_types` names them."""
 _LAYER = re.compile(r"layers\.\d+\.")
 _EXPERT = re.compile(r"mlp\.experts\.\d+\.")
 _MIXER = re.compile(r".*hyper_connection(_mixer)?\.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ple_inference.checkpoint import Checkpoint, CheckpointError
-from ple_inference.vllm_engine.small_shapes import ATTENTION, RECURRENT
+from ple_inference.vllm_engine.linear_shapes import ATTENTION, RECURRENT
 
 # Of text_config.
 _NUMBERS = (

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from ple_inference.vllm_engine.linear_shapes import RECURRENT
 from ple_inference.vllm_engine.profile import Profile
 from ple_inference.vllm_engine.refused import Refused
-
-_LINEAR = "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Pipeline:
         """
         for stage in range(self.stages if self.stages > 1 else 0):
             layers = self.layers_of(stage)
-            if all(layer_types[layer] == _LINEAR for layer in layers):
+            if all(layer_types[layer] == RECURRENT for layer in layers):
                 shares = ",".join(map(str, self.partition))
                 raise Refused(
                     f"the partition {shares} leaves stage {stage} (layers {layers[0]} to {layers[-1]}) no "

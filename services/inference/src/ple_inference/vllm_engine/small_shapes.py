@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ple_inference.vllm_engine.linear_shapes import RECURRENT
 from ple_inference.vllm_engine.rank_modules import VISION
 
 Shape = tuple[int | None, ...]
 """None: any number, where the config does not say."""
 Shapes = dict[str, Shape]
-ATTENTION = ("full_attention", "qwen_sparse_attention", "indexed_attention")
-RECURRENT = "linear_attention"
 _HASH = "ple.ple_embedding."
 
 

@@ -28,7 +28,7 @@ _PASSED_OVER = re.compile(
     r"|^hyper_connection_mixer\.block_inject_weight\."
 )
 _LAYER = re.compile(r"layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?")
-_BLOCK = re.compile(r"model\.visual\.blocks\.(\d{1,9})\.")
+_BLOCK = re.compile(rf"{re.escape(VISION)}blocks\.(\d{{1,9}})\.")
 _MOST_DIGITS = 9
 AGAIN = "download it again, or use another checkpoint"
 OTHER_CONFIG = "take the config.json of this checkpoint, or another checkpoint"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ple_inference.quantized.scheme import BITS, FP8_BLOCK, Scheme, words
-from ple_inference.vllm_engine.linear_shapes import LinearShapes
+from ple_inference.vllm_engine.linear_shapes import RECURRENT, LinearShapes
 from ple_inference.vllm_engine.products import PRODUCTS
 from ple_inference.vllm_engine.quantization_config import FP8, PACKED, QuantizationConfig
 from ple_inference.vllm_engine.refused import Refused
@@ -195,9 +195,7 @@ class StoredWeights:
     def _expected(self) -> Iterator[str]:
         (ple,) = self._text["ple_layer_ids"]
         for layer, kind in enumerate(self._text["layer_types"]):
-            yield from self._shapes.modules_of(
-                layer, attention=kind != "linear_attention", ple=layer == ple - 1
-            )
+            yield from self._shapes.modules_of(layer, attention=kind != RECURRENT, ple=layer == ple - 1)
         # Where the config ties them too: vLLM's model makes an output head in any case.
         yield from ("embed_tokens", "lm_head")
         yield from (f"hyper_connection_mixer.input_mix_weight_{way}" for way in ("down", "up"))
