@@ -3,23 +3,23 @@
 python planner_profiles.py FOLDER PROFILE...      the plans as JSON, by profile
 """
 
-import gc
 import json
 import sys
 from pathlib import Path
 
+from ple_inference.garbage import uncollected
 from ple_inference.settings import load_settings
 from ple_inference.vllm_engine.launch import compose
 from ple_inference.vllm_engine.plan import as_json, make_plan
 
 
 def main() -> None:
-    gc.disable()  # as the command does
     folder, *profiles = sys.argv[1:]
     found = {}
-    for profile in profiles:
-        flags = {"engine": "vllm", "model": Path(folder), "profile": profile}
-        found[profile] = as_json(make_plan(compose(load_settings({}, flags, Path()), Path(), (), ())))
+    with uncollected():  # as the command has it
+        for profile in profiles:
+            flags = {"engine": "vllm", "model": Path(folder), "profile": profile}
+            found[profile] = as_json(make_plan(compose(load_settings({}, flags, Path()), Path(), (), ())))
     json.dump(found, sys.stdout)
 
 

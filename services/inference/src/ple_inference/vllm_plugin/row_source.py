@@ -7,18 +7,17 @@ function in native code (`native_ring.py`).
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
+from ple_inference.garbage import uncollected
 from ple_inference.vllm_plugin import native_ring
 from ple_inference.vllm_plugin.lent_slots import LentSlots, Slot
 from ple_inference.vllm_plugin.pinned_region import launch_host_function
@@ -137,7 +136,9 @@ class RowSource:
             os.eventfd_read(self._notice_fd)
             if self._is_closed:
                 return
-            with _no_collection():
+            # Destroying what is CUDA's may wait for the stream that waits for us, and would wait with the
+            # interpreter's lock.
+            with uncollected():
                 self._fill_missed()
 
     def _fill_missed(self) -> None:
@@ -168,20 +169,6 @@ class RowSource:
             self._staged = HostIds(self._max_ids), StagedRows(self._client, size_bytes)
         host_ids, staged = self._staged
         staged.deliver(host_ids.fetch(ids), rows)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile: destroying what is CUDA's may wait for the stream that waits for us,
-    and would wait with the interpreter's lock.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def end_process(error: Any) -> None:  # noqa: ARG001 - the log has it
